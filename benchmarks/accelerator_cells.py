@@ -7,12 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LLAMA_1B, LLAMA_8B, GPT2, GPT2_XL = "llama-3.2-1b", "llama-3-8b", "gpt2-small", "gpt2-xl"
-RECIPE = ("micro_batch_seqs", "accumulation", "recompute", "compile", "loss_chunks", "optimizer_state")
+RECIPE = (
+    "micro_batch_seqs",
+    "accumulation",
+    "recompute",
+    "compile",
+    "loss_chunks",
+    "optimizer_state",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One thing to measure. `changes` replace fields of the preset; `fits` takes as many layers as the memory holds."""
+    """One thing to measure. `changes` replace fields of the preset; `fits` takes as many layers as
+    the memory holds.
+    """
 
     model: str
     sequence_length: int = 8192
@@ -28,7 +37,9 @@ class Cell:
 
     @property
     def name(self) -> str:
-        batch = f"{self.micro_batch_seqs}" + (f"x{self.accumulation}" if self.accumulation > 1 else "")
+        batch = f"{self.micro_batch_seqs}" + (
+            f"x{self.accumulation}" if self.accumulation > 1 else ""
+        )
         words = [self.model, f"{batch} x {self.sequence_length}", self.recompute]
         words += ["compile"] if self.compile else []
         words += [f"chunks {self.loss_chunks}"] if self.loss_chunks > 1 else []
@@ -61,14 +72,34 @@ ACCELERATOR_CELLS = (
     Cell(model=LLAMA_8B, fits=True, recompute="selective", loss_chunks=8),
     Cell(model=GPT2_XL, sequence_length=1024, micro_batch_seqs=4, compile=True),
     Cell(model=LLAMA_1B, accumulation=4, recompute="selective", loss_chunks=8),
-    Cell(model=LLAMA_8B, fits=True, recompute="full", compile=True, loss_chunks=8, optimizer_state="bf16"),
+    Cell(
+        model=LLAMA_8B,
+        fits=True,
+        recompute="full",
+        compile=True,
+        loss_chunks=8,
+        optimizer_state="bf16",
+    ),
     Cell(model=GPT2_XL, sequence_length=1024, micro_batch_seqs=8, recompute="full"),
     Cell(model=GPT2, sequence_length=1024, micro_batch_seqs=8, precision="fp32"),
 )
 SMALL = {"layers": 2, "hidden": 64, "heads": 4, "ffn_hidden": 128, "vocabulary": 500}
 CPU_CELLS = (
-    Cell(model=LLAMA_1B, sequence_length=64, changes=SMALL | {"kv_heads": 2}, micro_batch_seqs=4, precision="fp32"),
-    Cell(model=GPT2, sequence_length=64, changes=SMALL, accumulation=2, recompute="full", loss_chunks=4),
+    Cell(
+        model=LLAMA_1B,
+        sequence_length=64,
+        changes=SMALL | {"kv_heads": 2},
+        micro_batch_seqs=4,
+        precision="fp32",
+    ),
+    Cell(
+        model=GPT2,
+        sequence_length=64,
+        changes=SMALL,
+        accumulation=2,
+        recompute="full",
+        loss_chunks=4,
+    ),
     Cell(
         model=LLAMA_8B,
         sequence_length=64,

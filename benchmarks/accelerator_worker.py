@@ -1,4 +1,6 @@
-"""The process of `accelerator.py` that holds the device: it measures cells, and may be lost with one."""
+"""The process of `accelerator.py` that holds the device: it measures cells, and may be lost with
+one.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +50,18 @@ def kernels(device: torch.device) -> Any:
     return attention_order(device)
 
 
-def attempt(cell: Cell, round_s: float, device: Device, cluster: dict[str, Any], folder: Path) -> dict[str, Any]:
+def attempt(
+    cell: Cell, round_s: float, device: Device, cluster: dict[str, Any], folder: Path
+) -> dict[str, Any]:
     """Return the cell's row; a cell that fails is a row that says so."""
     start = time.perf_counter()
     try:
         row = {"status": "measured", **measure(cell, round_s, device, cluster, folder)}
     except Exception as error:
-        row = {"status": "out-of-memory" if is_out_of_memory(error) else "failed", "error": str(error)[:500]}
+        row = {
+            "status": "out-of-memory" if is_out_of_memory(error) else "failed",
+            "error": str(error)[:500],
+        }
     release(device)  # after the handler: until then the error's traceback holds the tensors
     return row | {"cell_s": time.perf_counter() - start}
 
@@ -72,8 +79,12 @@ def release(device: Device) -> None:
     device.forget_peak(empty_cache=True)
 
 
-def measure(cell: Cell, round_s: float, device: Device, cluster: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Measure the trainer, the plain loop and, for Llama, torchtitan's model; beside them the dry run and the plan."""
+def measure(
+    cell: Cell, round_s: float, device: Device, cluster: dict[str, Any], folder: Path
+) -> dict[str, Any]:
+    """Measure the trainer, the plain loop and, for Llama, torchtitan's model; beside them the dry
+    run and the plan.
+    """
     from plain_loop import PlainLoop, torchtitan_model
 
     model, estimate = planned(cell, cluster)
@@ -107,7 +118,10 @@ def measure(cell: Cell, round_s: float, device: Device, cluster: dict[str, Any],
         "parameters": model.parameters,
         "tokens_per_s": rate,
         "model_tflops": rate * flops["mfu"] / 1e12,
-        **{key: device_tflops and rate * count / 1e12 / device_tflops for key, count in flops.items()},
+        **{
+            key: device_tflops and rate * count / 1e12 / device_tflops
+            for key, count in flops.items()
+        },
         "sides": found,
         "trainer_over": {
             name: step_s / side["step_time_s_median"]
@@ -142,7 +156,9 @@ def planned(cell: Cell, cluster_table: dict[str, Any]) -> tuple[Any, dict[str, A
     def estimate(layers: int) -> tuple[Model, Any]:
         problem = Problem(
             model=read_plain(Model, table | {"layers": layers}, "model"),
-            cluster=Cluster(**cluster_table | {"peak_tflops": ByPrecision(**cluster_table["peak_tflops"])}),
+            cluster=Cluster(
+                **cluster_table | {"peak_tflops": ByPrecision(**cluster_table["peak_tflops"])}
+            ),
             sequence_length=cell.sequence_length,
             global_batch=GlobalBatch(minimum=sequences, maximum=sequences),
             precision=cell.precision,
@@ -151,7 +167,10 @@ def planned(cell: Cell, cluster_table: dict[str, Any]) -> tuple[Any, dict[str, A
 
     room = FILLED * cluster_table["memory_gib_per_device"] * 2**30
     choices = map(estimate, range(table["layers"], 0, -1) if cell.fits else [table["layers"]])
-    model, found = next((pair for pair in choices if not cell.fits or pair[1].peak_memory_bytes <= room), (None, None))
+    model, found = next(
+        (pair for pair in choices if not cell.fits or pair[1].peak_memory_bytes <= room),
+        (None, None),
+    )
     if model is None:
         raise MemoryError(f"out of memory: not one layer of {cell.model} fits by the formulas")
     return model, {"step_time_s": found.step_time_s, "peak_memory_bytes": found.peak_memory_bytes}
@@ -159,14 +178,27 @@ def planned(cell: Cell, cluster_table: dict[str, Any]) -> tuple[Any, dict[str, A
 
 @contextmanager
 def dry_run(cell: Cell, job: str) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Trace the job in a process of its own, on one processor; yields how to wait for the peak that it predicts."""
+    """Trace the job in a process of its own, on one processor; yields how to wait for the peak that
+    it predicts.
+    """
     if cell.compile:
         yield lambda: {"error": "a compiled step cannot be traced"}
         return
-    micro_batches = str(min(2, cell.accumulation))  # as `frontrunner dryrun` chooses them without a pipeline
-    command = [sys.executable, "-P", "-m", "frontrunner.evaluators.trainer.dry_run", "0", micro_batches]
+    micro_batches = str(
+        min(2, cell.accumulation)
+    )  # as `frontrunner dryrun` chooses them without a pipeline
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "frontrunner.evaluators.trainer.dry_run",
+        "0",
+        micro_batches,
+    ]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    process = subprocess.Popen(command, text=True, env=os.environ | {"PYTHONPATH": with_package()}, **pipes)
+    process = subprocess.Popen(
+        command, text=True, env=os.environ | {"PYTHONPATH": with_package()}, **pipes
+    )
 
     @cache
     def ended() -> dict[str, Any]:
@@ -186,9 +218,13 @@ def dry_run(cell: Cell, job: str) -> Iterator[Callable[[], dict[str, Any]]]:
 
 
 def measured_sides(
-    makers: dict[str, Callable[[], Any]], round_s: float, device: Device, before_timing: Callable[[], Any]
+    makers: dict[str, Callable[[], Any]],
+    round_s: float,
+    device: Device,
+    before_timing: Callable[[], Any],
 ) -> dict[str, Any]:
-    """Time each side's rounds: in turns where all fit into the memory together, else one side after another.
+    """Time each side's rounds: in turns where all fit into the memory together, else one side after
+    another.
 
     What fails of a side is its row, except for the first one's, the trainer's, which is raised.
     """
@@ -223,7 +259,9 @@ def measured_sides(
 
 
 def warmed_up(make: Callable[[], Any], device: Device) -> tuple[Any, dict[str, Any]]:
-    """Build a side and warm it up; the seconds of its first step, compiling included, its memory and a warm step."""
+    """Build a side and warm it up; the seconds of its first step, compiling included, its memory
+    and a warm step.
+    """
     device.forget_peak(empty_cache=True)
     before = device.allocated_bytes()
     side = make()
@@ -240,7 +278,9 @@ def warmed_up(make: Callable[[], Any], device: Device) -> tuple[Any, dict[str, A
     }
 
 
-def time_rounds(held: dict[str, Any], found: dict[str, dict[str, Any]], steps: int, device: Device) -> None:
+def time_rounds(
+    held: dict[str, Any], found: dict[str, dict[str, Any]], steps: int, device: Device
+) -> None:
     from frontrunner.evaluators.trainer.telemetry import device_state
 
     retries = device.retries()
@@ -248,12 +288,21 @@ def time_rounds(held: dict[str, Any], found: dict[str, dict[str, Any]], steps: i
     gc.disable()  # as ranks do
     for number in range(ROUNDS):
         for name in sorted(held, reverse=number % 2 == 0):
-            found[name]["step_times_s"].append(device.seconds(partial(held[name].run, steps)) / steps)
+            found[name]["step_times_s"].append(
+                device.seconds(partial(held[name].run, steps)) / steps
+            )
     gc.enable()
     for name, side in held.items():
         times = found[name]["step_times_s"]
         median = statistics.median(times)
         spread = (max(times) - min(times)) / median
-        found[name] |= {"step_time_s_median": median, "spread": spread, "allocator_retries": device.retries() - retries}
-        found[name] |= {"last_loss": side.run(1), "device": device_state(device.device)}  # right after a step
+        found[name] |= {
+            "step_time_s_median": median,
+            "spread": spread,
+            "allocator_retries": device.retries() - retries,
+        }
+        found[name] |= {
+            "last_loss": side.run(1),
+            "device": device_state(device.device),
+        }  # right after a step
         found[name] |= {"attention": getattr(side, "attention", None)}

@@ -1,11 +1,13 @@
-"""What adaptive probes save, and whether they measure the same: fixed and adaptive probes of the same recipes in turns.
+"""What adaptive probes save, and whether they measure the same: fixed and adaptive probes of the
+same recipes in turns.
 
     python benchmarks/adaptive_probes.py
 
-Recipes of examples/laptop.toml on two ranks, spread over the space. In each round every recipe is probed with 2 warm-up
-and 5 measured steps (fixed), with the defaults (adaptive), and with the defaults against the best of the first round
-(aimed), as a campaign's later probes are. Told are the steps of each, and by how much a median differs from that of
-the fixed probe of the same round; fixed probes against those of the round after are the yardstick: the machine's noise.
+Recipes of examples/laptop.toml on two ranks, spread over the space. In each round every recipe is
+probed with 2 warm-up and 5 measured steps (fixed), with the defaults (adaptive), and with the
+defaults against the best of the first round (aimed), as a campaign's later probes are. Told are the
+steps of each, and by how much a median differs from that of the fixed probe of the same round;
+fixed probes against those of the round after are the yardstick: the machine's noise.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # for the module beside this one, also under `python -P`
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent)
+)  # for the module beside this one, also under `python -P`
 
 from probe_start import EXAMPLE, measured
 
@@ -48,9 +52,13 @@ class Probed:
     ended: str
 
 
-def probed(evaluator: TrainingProbe, recipe: Recipe, folder: Path, best_tokens_per_s: float | None) -> Probed:
+def probed(
+    evaluator: TrainingProbe, recipe: Recipe, folder: Path, best_tokens_per_s: float | None
+) -> Probed:
     """Probe a recipe."""
-    order = ProbeOrder(token=folder.name, recipe=recipe, run_folder=folder, best_tokens_per_s=best_tokens_per_s)
+    order = ProbeOrder(
+        token=folder.name, recipe=recipe, run_folder=folder, best_tokens_per_s=best_tokens_per_s
+    )
     outcome = measured(evaluator, order)
     lines = (folder / "progress.jsonl").read_text().splitlines()
     times = [event["time_s"] for event in map(json.loads, lines) if event["event"] == "step"]
@@ -90,7 +98,9 @@ def measure(recipes: int, rounds: int) -> dict[str, dict[str, list[Probed]]]:
                         if name == "aimed" and best is None:
                             continue
                         folder = Path(root) / name / f"{place}.{number}"
-                        ways[name].append(probed(evaluator, recipe, folder, best if name == "aimed" else None))
+                        ways[name].append(
+                            probed(evaluator, recipe, folder, best if name == "aimed" else None)
+                        )
                 best = max(probe.tokens_per_s for ways in found.values() for probe in ways["fixed"])
         finally:
             for evaluator in evaluators.values():
@@ -99,7 +109,9 @@ def measure(recipes: int, rounds: int) -> dict[str, dict[str, list[Probed]]]:
 
 
 def pairs(ways: dict[str, list[Probed]], name: str) -> list[tuple[Probed, Probed]]:
-    """A way's probes, each beside the fixed one that it is compared with; aimed ones begin in the second round."""
+    """A way's probes, each beside the fixed one that it is compared with; aimed ones begin in the
+    second round.
+    """
     fixed = ways["fixed"]
     if name == "fixed":
         return list(pairwise(fixed))
@@ -111,19 +123,28 @@ def report(found: dict[str, dict[str, list[Probed]]]) -> None:
     for name in WAYS:
         probes = [probe for ways in found.values() for probe in ways[name]]
         differences = [
-            abs(probe.median_s / other.median_s - 1) for ways in found.values() for probe, other in pairs(ways, name)
+            abs(probe.median_s / other.median_s - 1)
+            for ways in found.values()
+            for probe, other in pairs(ways, name)
         ]
-        endings = {end: sum(probe.ended == end for probe in probes) for end in sorted({p.ended for p in probes})}
+        endings = {
+            end: sum(probe.ended == end for probe in probes)
+            for end in sorted({p.ended for p in probes})
+        }
         print(
-            f"{name:<9} {len(probes)} probes: {statistics.fmean(probe.steps for probe in probes):.1f} steps, "
-            f"{statistics.fmean(probe.stepping_s for probe in probes):.2f} s of stepping; medians differ from a fixed "
-            f"probe's by {100 * statistics.median(differences):.1f} % (median), "
-            f"{100 * statistics.quantiles(differences, n=10)[-1]:.0f} % (9 of 10); ended {endings}"
+            f"{name:<9} {len(probes)} probes:"
+            f" {statistics.fmean(probe.steps for probe in probes):.1f} steps,"
+            f" {statistics.fmean(probe.stepping_s for probe in probes):.2f} s of stepping; medians"
+            f" differ from a fixed probe's by {100 * statistics.median(differences):.1f} %"
+            f" (median), {100 * statistics.quantiles(differences, n=10)[-1]:.0f} % (9 of 10); ended"
+            f" {endings}"
         )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--recipes", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()

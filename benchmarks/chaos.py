@@ -1,16 +1,18 @@
-"""Campaigns whose processes are disturbed at moments that nobody chose, and an audit of what is left.
+"""Campaigns whose processes are disturbed at moments that nobody chose, and an audit of what is
+left.
 
     python benchmarks/chaos.py --campaigns 200 --kills-per-minute 300 --seed 1
     python benchmarks/chaos.py --campaigns 10 --kills-per-minute 12 --seed 1 --evaluator probe
 
-Each driver is a process of its own. It, its fork server and its ranks are killed, stopped, paused and made to stand
-still while others take their place (`chaos_driving.py`); what a person would restart is restarted. Up to three
-campaigns share a store: simulated ones are driven at once, real ones one after another, so that later ones are answered
-by earlier ones. They differ in strategy, budget and more (`chaos_campaigns.py`). `--store URL` puts all into one
-PostgreSQL store.
+Each driver is a process of its own. It, its fork server and its ranks are killed, stopped, paused
+and made to stand still while others take their place (`chaos_driving.py`); what a person would
+restart is restarted. Up to three campaigns share a store: simulated ones are driven at once, real
+ones one after another, so that later ones are answered by earlier ones. They differ in strategy,
+budget and more (`chaos_campaigns.py`). `--store URL` puts all into one PostgreSQL store.
 
-In the end each store is gone through by the rules of `frontrunner store check` and held against what its drivers had
-said was stored (`chaos_audit.py`), and processes, ports, files and shared memory are looked for (`chaos_leftovers.py`).
+In the end each store is gone through by the rules of `frontrunner store check` and held against
+what its drivers had said was stored (`chaos_audit.py`), and processes, ports, files and shared
+memory are looked for (`chaos_leftovers.py`).
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ LOOK_S = 0.2
 
 
 class Chaos:
-    """Runs campaigns, a group with one store at a time, and keeps count of what happened and what is wrong."""
+    """Runs campaigns, a group with one store at a time, and keeps count of what happened and what
+    is wrong.
+    """
 
     def __init__(self, asked: argparse.Namespace, folder: Path, surroundings: Surroundings) -> None:
         self._asked, self._folder, self._surroundings = asked, folder, surroundings
@@ -83,8 +87,15 @@ class Chaos:
         folder = self._folder / str(first)
         folder.mkdir()
         url = self._asked.store or str(folder / "store.db")
-        campaigns = [self._campaign(url, folder, first + number, is_alone=count == 1) for number in range(count)]
-        together = [campaigns] if self._asked.evaluator == "simulated" else [[campaign] for campaign in campaigns]
+        campaigns = [
+            self._campaign(url, folder, first + number, is_alone=count == 1)
+            for number in range(count)
+        ]
+        together = (
+            [campaigns]
+            if self._asked.evaluator == "simulated"
+            else [[campaign] for campaign in campaigns]
+        )
         for group in together:
             self._drive(group)
         self._look_for_leftovers(folder)
@@ -104,7 +115,9 @@ class Chaos:
             create(store, spec, len(spec.survey().recipes))
         its_folder = folder / spec.name
         its_folder.mkdir()
-        is_sqlite = parse_address(url).path is not None  # there a driver that stands still keeps its campaign
+        is_sqlite = (
+            parse_address(url).path is not None
+        )  # there a driver that stands still keeps its campaign
         limits = Limits(
             per_minute=self._asked.kills_per_minute,
             most_disturbances=self._asked.most_kills,
@@ -135,8 +148,17 @@ class Chaos:
     def _audit(self, store: Store, campaign: Campaign) -> None:
         spec, errors = campaign.spec, campaign.folder / "errors"
         outcomes, reused = outcomes_of(store, spec.name)
-        self.figures.update(outcomes=outcomes, reused=reused, **{f"strategy {spec.search.strategy}": 1})
-        found = list(faults(store, spec, campaign.folder / "acknowledged", was_taken_over=campaign.was_taken_over))
+        self.figures.update(
+            outcomes=outcomes, reused=reused, **{f"strategy {spec.search.strategy}": 1}
+        )
+        found = list(
+            faults(
+                store,
+                spec,
+                campaign.folder / "acknowledged",
+                was_taken_over=campaign.was_taken_over,
+            )
+        )
         if not campaign.has_finished:
             found.append(("unfinished", store.campaign(spec.name).state))
         self.faults += [(kind, f"{spec.name}: {what}") for kind, what in found]
@@ -153,29 +175,47 @@ class Chaos:
         found = Counter(kind for kind, _ in self.faults)
         found.update(failed_untouched=self.counts.failed_untouched)
         return {
-            **{name: self.figures[name] for name in ("campaigns", "outcomes", "reused", "sockets_seen")},
+            **{
+                name: self.figures[name]
+                for name in ("campaigns", "outcomes", "reused", "sockets_seen")
+            },
             "drivers": self.counts.drivers,
             "disturbances": dict(sorted(self.counts.disturbances.items())),
             "failed_after_a_kill": self.counts.failed_after_a_kill,
-            "strategies": {key.split()[1]: n for key, n in sorted(self.figures.items()) if key.startswith("strategy ")},
+            "strategies": {
+                key.split()[1]: n
+                for key, n in sorted(self.figures.items())
+                if key.startswith("strategy ")
+            },
             "faults": {name: found[name] for name in FAULTS},
         }
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--campaigns", type=int, default=40)
-    parser.add_argument("--kills-per-minute", type=float, default=300.0, help="disturbances of other kinds included")
+    parser.add_argument(
+        "--kills-per-minute", type=float, default=300.0, help="disturbances of other kinds included"
+    )
     parser.add_argument("--most-kills", type=int, default=40, help="in one campaign [default: 40]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--evaluator", choices=sorted(PROBES), default="simulated")
-    parser.add_argument("--store", help="one store for all campaigns, such as a PostgreSQL URL [default: a file each]")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="keep what was counted so far in this file")
+    parser.add_argument(
+        "--store",
+        help="one store for all campaigns, such as a PostgreSQL URL [default: a file each]",
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="OUT", help="keep what was counted so far in this file"
+    )
     return parser.parse_args()
 
 
 def warm_up(folder: Path) -> None:
-    """Drive a campaign undisturbed here, and import every strategy: drivers are forked with what this leaves behind."""
+    """Drive a campaign undisturbed here, and import every strategy: drivers are forked with what
+    this leaves behind.
+    """
     url = str(folder / "warm-up.db")
     spec = spec_of("warm-up", "simulated", folder, random.Random(0))
     with open_store(url) as store:

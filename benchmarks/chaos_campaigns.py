@@ -1,4 +1,6 @@
-"""What the campaigns of chaos search for, by what strategy and under what budget: drawn anew for each of them."""
+"""What the campaigns of chaos search for, by what strategy and under what budget: drawn anew for
+each of them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def spec_of(name: str, evaluator: str, folder: Path, draw: random.Random) -> Cam
 
 
 def simulated(draw: random.Random) -> Table:
-    """About a hundred recipes for probes that take no time; in every other campaign half of them lack memory."""
+    """About a hundred recipes for probes that take no time; in every other campaign half of them
+    lack memory.
+    """
     probes = PROBES["simulated"]
     budget = draw.choice(
         (
@@ -63,13 +67,20 @@ def simulated(draw: random.Random) -> Table:
 
 
 def real(draw: random.Random) -> Table:
-    """Twelve recipes of a tiny model on two ranks: every other campaign lets its probes decide when they end."""
+    """Twelve recipes of a tiny model on two ranks: every other campaign lets its probes decide when
+    they end.
+    """
     fixed = {"warm_up_steps": 1, "measured_steps": 2}
     budget = draw.choice(({}, {}, {"node_hours": 0.05, "hard": True}))
     return {
         "evaluator": "probe",
         "model": {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 257},
-        "cluster": {"device": "chaos", "backend": "cpu", "devices_per_node": 2, "memory_gib_per_device": 2.0},
+        "cluster": {
+            "device": "chaos",
+            "backend": "cpu",
+            "devices_per_node": 2,
+            "memory_gib_per_device": 2.0,
+        },
         "problem": {"sequence_length": 32, "global_batch": 8, "precision": "fp32"},
         "space": {
             "tensor_parallel": [1, 2],
@@ -79,7 +90,12 @@ def real(draw: random.Random) -> Table:
         },
         "search": search(draw, draw.choice(("guided", "random", "optuna-tpe")), parallel_probes=1),
         "budget": {"probes": PROBES["probe"], **budget},
-        "probe": {"deadline_s": 60, "step_deadline_s": 30, "foreign_load_limit": 1, **draw.choice((fixed, {}))},
+        "probe": {
+            "deadline_s": 60,
+            "step_deadline_s": 30,
+            "foreign_load_limit": 1,
+            **draw.choice((fixed, {})),
+        },
     }
 
 

@@ -1,7 +1,8 @@
 """One campaign whose drivers, and all that they start, are disturbed at moments that nobody chose.
 
-What a person would restart is restarted. A disturbance of a driver is SIGKILL, one of the signals that stop or pause
-it, or SIGSTOP, upon which another driver takes its campaign and it goes on afterwards, to find that it was fenced.
+What a person would restart is restarted. A disturbance of a driver is SIGKILL, one of the signals
+that stop or pause it, or SIGSTOP, upon which another driver takes its campaign and it goes on
+afterwards, to find that it was fenced.
 """
 
 from __future__ import annotations
@@ -34,11 +35,15 @@ from frontrunner.stop_signals import stopped_by_signals
 
 FINISHED, FAILED, STOPPED, REFUSED = 0, 1, 3, AlreadyDriven.exit_code
 LONGEST_RUN_S = 600.0
-"""How long a campaign may take with all its drivers; one that hangs is killed then, and counts as unfinished."""
+"""How long a campaign may take with all its drivers; one that hangs is killed then, and counts as
+unfinished.
+"""
 FENCED_S = 60.0
 """How long a driver that was taken over may go on, ends of its probes included."""
 RETRY_S = 1.0
-"""Until a driver that was refused is tried again: the lease of one that stands still ends by itself."""
+"""Until a driver that was refused is tried again: the lease of one that stands still ends by
+itself.
+"""
 LEASE_S = 40.0
 """Longer than any lease: a driver that stands still for so long has lost its campaign."""
 
@@ -52,7 +57,9 @@ OF_DRIVER = {
     "take over": 3,
     "outwait": 0.1,
 }
-"""How often each disturbance of a driver is drawn; `outwait` is a take-over by a lease that has run out."""
+"""How often each disturbance of a driver is drawn; `outwait` is a take-over by a lease that has run
+out.
+"""
 OF_HELPER = {"kill": 8, "terminate": 1, "freeze": 1}
 """Likewise for fork servers and ranks."""
 SIGNALS = {
@@ -73,7 +80,9 @@ class Acknowledging(Listener):
 
     def probe_ended(self, view: View, ended: Ended) -> None:
         del view
-        os.write(self._file, f"{json.dumps(fingerprint(ended.recipe_id, ended.outcome))}\n".encode())
+        os.write(
+            self._file, f"{json.dumps(fingerprint(ended.recipe_id, ended.outcome))}\n".encode()
+        )
 
 
 def start_driver(url: str, name: str, folder: Path, *, take_over: bool) -> int:
@@ -84,10 +93,14 @@ def start_driver(url: str, name: str, folder: Path, *, take_over: bool) -> int:
         return pid
     code = FAILED
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal, wherever this was started
+        signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        )  # as in a terminal, wherever this was started
         listener = Acknowledging(folder / "acknowledged")
         with stopped_by_signals() as on_driver:
-            ended = frontrunner.resume(name, store=url, take_over=take_over, listener=listener, on_driver=on_driver)
+            ended = frontrunner.resume(
+                name, store=url, take_over=take_over, listener=listener, on_driver=on_driver
+            )
         code = FINISHED if ended.state is CampaignState.FINISHED else STOPPED
     except KeyboardInterrupt:
         code = STOPPED
@@ -113,10 +126,12 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much a campaign is disturbed: after `most_disturbances` it is let run to its end, however slow the machine.
+    """How much a campaign is disturbed: after `most_disturbances` it is let run to its end, however
+    slow the machine.
 
-    `may_outwait` allows drivers to stand still for longer than a lease, which may keep others from their store. It is
-    for stores of a server: in an SQLite store only a take-over takes a campaign from a driver that stands still here.
+    `may_outwait` allows drivers to stand still for longer than a lease, which may keep others from
+    their store. It is for stores of a server: in an SQLite store only a take-over takes a campaign
+    from a driver that stands still here.
     """
 
     per_minute: float
@@ -128,14 +143,23 @@ class Campaign:
     """One campaign of chaos; `step` is called again and again until `has_ended`."""
 
     def __init__(
-        self, url: str, spec: CampaignSpec, folder: Path, *, limits: Limits, draw: random.Random, counts: Counts
+        self,
+        url: str,
+        spec: CampaignSpec,
+        folder: Path,
+        *,
+        limits: Limits,
+        draw: random.Random,
+        counts: Counts,
     ) -> None:
         self.spec, self.folder = spec, folder
         self.has_finished = self.was_taken_over = False
         self._url, self._limits, self._draw, self._counts = url, limits, draw, counts
         self._disturbances_left = limits.most_disturbances
         self._driver: int | None = None
-        self._superseded = dict[int, float]()  # drivers that were taken over, and when they are to have ended
+        self._superseded = dict[
+            int, float
+        ]()  # drivers that were taken over, and when they are to have ended
         self._frozen = dict[int, float]()  # processes that stand still, and when they go on
         self._was_touched = False
         self._start_at = 0.0
@@ -176,7 +200,9 @@ class Campaign:
 
     def _start(self, *, take_over: bool = False) -> None:
         self._driver = start_driver(self._url, self.spec.name, self.folder, take_over=take_over)
-        self._was_touched = bool(self._superseded)  # one that stands still may hold the store's lock
+        self._was_touched = bool(
+            self._superseded
+        )  # one that stands still may hold the store's lock
         self._counts.drivers += 1
 
     def _hear(self, pid: int, code: int) -> None:
@@ -192,12 +218,15 @@ class Campaign:
         self._counts.failed_untouched += code != FINISHED and not self._was_touched
 
     def _is_late(self, pid: int) -> None:
-        """End a driver that should have found itself taken over, unless it holds the campaign by right.
+        """End a driver that should have found itself taken over, unless it holds the campaign by
+        right.
 
         Its successor may have been killed before it took over.
         """
         with open_store(self._url, read_only=True) as store:
-            holders = [driver.pid for driver in active_drivers(store) if driver.campaign == self.spec.name]
+            holders = [
+                driver.pid for driver in active_drivers(store) if driver.campaign == self.spec.name
+            ]
         if pid in holders:
             self._superseded[pid] += FENCED_S
             return

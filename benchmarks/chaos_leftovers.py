@@ -1,8 +1,9 @@
-"""What campaigns may leave behind on a machine that other people use as well: processes, ports, files, shared memory.
+"""What campaigns may leave behind on a machine that other people use as well: processes, ports,
+files, shared memory.
 
-Whatever a driver starts is ours, however it hides: this process becomes the parent of those whose own parent has ended
-(`PR_SET_CHILD_SUBREAPER`). Their temporary files go to a folder of their own. Sockets and shared memory are ours if one
-of our processes was seen to hold them.
+Whatever a driver starts is ours, however it hides: this process becomes the parent of those whose
+own parent has ended (`PR_SET_CHILD_SUBREAPER`). Their temporary files go to a folder of their own.
+Sockets and shared memory are ours if one of our processes was seen to hold them.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ PR_SET_CHILD_SUBREAPER = 36
 SHARED_MEMORY = Path("/dev/shm")
 SOCKET_TABLES = ("tcp", "tcp6", "udp", "udp6")
 WAITS_FOR_OTHERS = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}
-"""The state of a socket that listens, or that is bound without a peer, in each of the kernel's tables."""
+"""The state of a socket that listens, or that is bound without a peer, in each of the kernel's
+tables.
+"""
 CACHES = ("torchinductor_",)
-"""What folders of temporary files begin with that are kept on purpose: a library's, for all processes of a user."""
+"""What folders of temporary files begin with that are kept on purpose: a library's, for all
+processes of a user.
+"""
 GRACE_S = 10.0
 """How long processes, and what they hold, may outlive the driver that started them."""
 
@@ -45,7 +50,9 @@ class Left:
 
 
 class Surroundings:
-    """Looks at what the drivers of this process hold while they run, and for what they leave afterwards."""
+    """Looks at what the drivers of this process hold while they run, and for what they leave
+    afterwards.
+    """
 
     def __init__(self, temporary: Path, grace_s: float = GRACE_S) -> None:
         """`temporary` is an empty folder that all temporary files from now on go to."""
@@ -75,7 +82,9 @@ class Surroundings:
         self._ended_drivers[str(pid)] = time.monotonic()
 
     def look(self, drivers: set[int]) -> None:
-        """Note what our processes hold, and which of them have outlived their driver for too long."""
+        """Note what our processes hold, and which of them have outlived their driver for too
+        long.
+        """
         ours = list(descendants())
         reap(ours, spare=drivers)
         open_sockets = _waiting_sockets()
@@ -88,7 +97,9 @@ class Surroundings:
                 self._outlived[process.pid] = _describe(process)
 
     def left(self) -> Left:
-        """What is there after all drivers have ended, waiting up to `grace_s` for it to go; it is then cleared away."""
+        """What is there after all drivers have ended, waiting up to `grace_s` for it to go; it is
+        then cleared away.
+        """
         deadline = time.monotonic() + self._grace_s
         while self._has_more() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -111,7 +122,9 @@ class Surroundings:
         return bool(ours or sockets or self._files() or self._shared_memory_left())
 
     def _files(self) -> tuple[str, ...]:
-        return tuple(sorted(name for name in _names(self._temporary) if not name.startswith(CACHES)))
+        return tuple(
+            sorted(name for name in _names(self._temporary) if not name.startswith(CACHES))
+        )
 
     def _shared_memory_left(self) -> list[str]:
         return sorted(path.name for path in self._shared_memory if path.exists())
@@ -136,7 +149,9 @@ def descendants() -> Iterator[psutil.Process]:
 
 
 def reap(alive: list[psutil.Process], *, spare: set[int]) -> None:
-    """Let the processes go that ended after their own parent did; those to `spare` are waited for elsewhere."""
+    """Let the processes go that ended after their own parent did; those to `spare` are waited for
+    elsewhere.
+    """
     living = {process.pid for process in alive}
     for child in psutil.Process().children():
         if child.pid not in living | spare:
@@ -168,7 +183,9 @@ def _driver_of(process: psutil.Process) -> str:
 
 
 def _waiting_sockets() -> dict[int, str]:
-    """The sockets that listen, or are bound for datagrams, in the kernel's tables: inode -> protocol and port."""
+    """The sockets that listen, or are bound for datagrams, in the kernel's tables: inode ->
+    protocol and port.
+    """
     found = {}
     for table in SOCKET_TABLES:
         path = Path("/proc/net") / table
@@ -185,7 +202,9 @@ def _socket_inodes(pid: int) -> set[int]:
 
 
 def _links(folder: Path) -> list[str]:
-    """What the symbolic links of a folder under /proc point to; nothing of a process that is gone or another's."""
+    """What the symbolic links of a folder under /proc point to; nothing of a process that is gone
+    or another's.
+    """
     found = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
@@ -198,6 +217,8 @@ def _held_shared_memory(pid: int) -> set[Path]:
     """The files of shared memory that a process has open or mapped."""
     names = _links(Path(f"/proc/{pid}/fd"))
     with contextlib.suppress(OSError):
-        names += [line.partition("/")[2] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+        names += [
+            line.partition("/")[2] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
+        ]
     paths = (Path("/", name) for name in names)
     return {path for path in paths if path.parent == SHARED_MEMORY}

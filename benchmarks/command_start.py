@@ -25,11 +25,16 @@ def main() -> None:
         for _ in range(RUNS):
             start = time.perf_counter()
             subprocess.run(
-                [sys.executable, "-P", "-m", "frontrunner.cli", *arguments], stdout=subprocess.DEVNULL, check=True
+                [sys.executable, "-P", "-m", "frontrunner.cli", *arguments],
+                stdout=subprocess.DEVNULL,
+                check=True,
             )
             times.append(time.perf_counter() - start)
         spread = f"{min(times):.2f} to {max(times):.2f} s"
-        print(f"frontrunner {' '.join(arguments):<36} median {statistics.median(times):.2f} s of {RUNS} ({spread})")
+        print(
+            f"frontrunner {' '.join(arguments):<36} median {statistics.median(times):.2f} s of"
+            f" {RUNS} ({spread})"
+        )
 
 
 if __name__ == "__main__":

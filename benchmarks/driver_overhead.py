@@ -24,7 +24,15 @@ from frontrunner.spaces.space import Space
 
 def campaign(trials: int) -> CampaignSpec:
     """A space of some 19,000 legal recipes on 1,024 simulated devices."""
-    model = Model(name="bench", layers=96, hidden=8192, heads=64, kv_heads=64, ffn_hidden=32768, vocabulary=50304)
+    model = Model(
+        name="bench",
+        layers=96,
+        hidden=8192,
+        heads=64,
+        kv_heads=64,
+        ffn_hidden=32768,
+        vocabulary=50304,
+    )
     cluster = Cluster(
         name="bench",
         device="simulated",
@@ -61,7 +69,9 @@ def campaign(trials: int) -> CampaignSpec:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

@@ -1,11 +1,12 @@
-"""How far a cluster file of `calibrate --from-table` may be trusted: mean errors, and coverage of its intervals.
+"""How far a cluster file of `calibrate --from-table` may be trusted: mean errors, and coverage of
+its intervals.
 
     python benchmarks/fitted_clusters.py FIT.csv JUDGED.csv... [--rows N]
 
-The constants are fitted to FIT.csv, or to its first N timed rows of each training code. Rows of each JUDGED.csv on that
-device are estimated with the cluster's own constants and with the file. FIT.csv itself is judged by problem: with
-files fitted to its other problems, in at most five parts. `inside` is the share of rows in the 95 % intervals, whose
-ends are stated by their medians.
+The constants are fitted to FIT.csv, or to its first N timed rows of each training code. Rows of
+each JUDGED.csv on that device are estimated with the cluster's own constants and with the file.
+FIT.csv itself is judged by problem: with files fitted to its other problems, in at most five parts.
+`inside` is the share of rows in the 95 % intervals, whose ends are stated by their medians.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ FOLDS = 5
 
 
 def judged(table: Table, fitted: Cluster | None) -> Rows:
-    """Return log(measured / estimated) of each timed row, and how far its interval goes below and above."""
+    """Return log(measured / estimated) of each timed row, and how far its interval goes below and
+    above.
+    """
     found = [np.empty((0, 3))]
     for _, sample in table.parts:
         timed = sample.rows(sample.step_time_s > 0)
@@ -102,7 +105,9 @@ def held_back(path: Path, folder: Path) -> Iterator[Rows]:
 
 def main() -> None:
     """Print a line for each table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("fitted", type=Path)
     parser.add_argument("judged", type=Path, nargs="*")
     parser.add_argument("--rows", type=int)
@@ -116,7 +121,11 @@ def main() -> None:
                 print(f"{chosen.fitted.stem} by problem: {told(np.concatenate(own))}", flush=True)
         for path in chosen.judged:
             table = read(path)
-            here = tuple(row for row in table.rows if (device := _device(table, row)) and device == cluster.device)
+            here = tuple(
+                row
+                for row in table.rows
+                if (device := _device(table, row)) and device == cluster.device
+            )
             table = Table(table.name, here, {})
             before, after = told(judged(table, None)), told(judged(table, cluster))
             print(f"{path.stem:25} preset {before}   file {after}", flush=True)

@@ -1,16 +1,19 @@
-"""What the formulas say of two published studies on Frontier, beside what was published. Nothing is fitted to them.
+"""What the formulas say of two published studies on Frontier, beside what was published. Nothing is
+fitted to them.
 
     python benchmarks/frontier_predictions.py [--json OUT]
 
-arXiv 2312.12705 trained GPT models of 22, 175 and 1,000 billion parameters with Megatron-DeepSpeed. Its abstract states
-the share of 191.5 TFLOPS a device that each reached, FLOPs of recompute counted as Megatron-LM does (arXiv 2104.04473,
-equation 3), and how the two larger ones scale. The recipes are those of the authors' launch files; the batches of their
-scaling runs are assumed to be 8,000 and 8,016 sequences, and weak scaling to keep the launch file's for each replica.
+arXiv 2312.12705 trained GPT models of 22, 175 and 1,000 billion parameters with Megatron-DeepSpeed.
+Its abstract states the share of 191.5 TFLOPS a device that each reached, FLOPs of recompute counted
+as Megatron-LM does (arXiv 2104.04473, equation 3), and how the two larger ones scale. The recipes
+are those of the authors' launch files; the batches of their scaling runs are assumed to be 8,000
+and 8,016 sequences, and weak scaling to keep the launch file's for each replica.
 
-arXiv 2501.04266 spreads parameters over a card's two devices, gradients over a node's eight and optimizer states over
-all, and states its TFLOPS against ZeRO++'s for a model of 20 billion parameters on 384 devices. Its micro-batch and
-accumulation are not known here: several are assumed, and all are shown. The model is GPT-NeoX-20B, assumed too; and
-that three levels, which extend ZeRO++ by their abstract, quantize as it does.
+arXiv 2501.04266 spreads parameters over a card's two devices, gradients over a node's eight and
+optimizer states over all, and states its TFLOPS against ZeRO++'s for a model of 20 billion
+parameters on 384 devices. Its micro-batch and accumulation are not known here: several are assumed,
+and all are shown. The model is GPT-NeoX-20B, assumed too; and that three levels, which extend
+ZeRO++ by their abstract, quantize as it does.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ QUANTIZED = {"quantized_weights": True, "quantized_gradients": True}
 CHOICES = {"zero-3": {}, "zero++": QUANTIZED | {"secondary_partition": 8}, "3-level-2/8": QUANTIZED}
 FULL_SIZE = 384
 SMALL_SIZE = 64
-"""From how many devices on the scaling efficiency of the three-level partitioning is told; assumed."""
+"""From how many devices on the scaling efficiency of the three-level partitioning is told;
+assumed.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,15 +100,20 @@ class Launch:
 
 
 LAUNCHES = (
-    Launch(preset="frontier-22b", sequence_length=2048, share=0.3838, tensor_parallel=1, pipeline_parallel=8,
+    Launch(preset="frontier-22b", sequence_length=2048, share=0.3838, tensor_parallel=1,
+        pipeline_parallel=8,
            replicas=2, accumulation=320, sharding="none"),
-    Launch(preset="frontier-175b", sequence_length=4096, share=0.3614, tensor_parallel=4, pipeline_parallel=16,
+    Launch(preset="frontier-175b", sequence_length=4096, share=0.3614, tensor_parallel=4,
+        pipeline_parallel=16,
            replicas=2, accumulation=320, sharding="zero-1"),
-    Launch(preset="frontier-1t", sequence_length=2048, share=0.3196, tensor_parallel=4, pipeline_parallel=128,
+    Launch(preset="frontier-1t", sequence_length=2048, share=0.3196, tensor_parallel=4,
+        pipeline_parallel=128,
            replicas=2, accumulation=512, sharding="zero-1"),
 )  # fmt: skip
 SCALED = {"frontier-175b": (16, 8000, 0.89), "frontier-1t": (6, 8016, 0.87)}
-"""Replicas of the largest run, sequences of its strong scaling (assumed), and its published efficiency."""
+"""Replicas of the largest run, sequences of its strong scaling (assumed), and its published
+efficiency.
+"""
 
 
 def problem_of(name: str, devices: int, sequence_length: int) -> Problem:
@@ -115,7 +125,13 @@ def problem_of(name: str, devices: int, sequence_length: int) -> Problem:
     made = {"links": Links(**preset["links"]), "peak_tflops": ByPrecision(**preset["peak_tflops"])}
     cluster = Cluster(**preset | made | {"nodes": -(-devices // preset["devices_per_node"])})
     batch = GlobalBatch(minimum=1, maximum=10**6)
-    return Problem(model=model, cluster=cluster, sequence_length=sequence_length, global_batch=batch, precision="fp16")
+    return Problem(
+        model=model,
+        cluster=cluster,
+        sequence_length=sequence_length,
+        global_batch=batch,
+        precision="fp16",
+    )
 
 
 def step_s(recipe: Recipe, problem: Problem) -> float:
@@ -127,7 +143,12 @@ def step_s(recipe: Recipe, problem: Problem) -> float:
 
 def tokens_per_s_per_device(recipe: Recipe, problem: Problem) -> float:
     """Tokens a second and device."""
-    return recipe.global_batch_seqs * problem.sequence_length / step_s(recipe, problem) / recipe.devices
+    return (
+        recipe.global_batch_seqs
+        * problem.sequence_length
+        / step_s(recipe, problem)
+        / recipe.devices
+    )
 
 
 def study() -> list[Line]:
@@ -137,11 +158,21 @@ def study() -> list[Line]:
         recipe = launch.recipe()
         problem = launch.problem(recipe.devices)
         model, length = problem.model, problem.sequence_length
-        # As published: recompute is one more forward pass of every layer (arXiv 2104.04473, equation 3).
-        flops = model.model_flops_per_token(length) + model.layers * model.layer_flops_per_token(length)
+        # As published: recompute is one more forward pass of every layer (arXiv 2104.04473,
+        # equation 3).
+        flops = model.model_flops_per_token(length) + model.layers * model.layer_flops_per_token(
+            length
+        )
         peak = problem.cluster.peak_flops("fp16") or 0.0
         told = tokens_per_s_per_device(recipe, problem) * flops / peak
-        lines.append(Line(name=f"{launch.preset}: share of the peak", published=launch.share, told=told, bar=STUDY_BAR))
+        lines.append(
+            Line(
+                name=f"{launch.preset}: share of the peak",
+                published=launch.share,
+                told=told,
+                bar=STUDY_BAR,
+            )
+        )
     for launch in LAUNCHES:
         if launch.preset in SCALED:
             lines.extend(scaling(launch))
@@ -154,7 +185,9 @@ def scaling(launch: Launch) -> list[Line]:
     small, large = launch.recipe(), launch.recipe(replicas=replicas)
     problem = launch.problem(large.devices)
     weak = tokens_per_s_per_device(large, problem) / tokens_per_s_per_device(small, problem)
-    kept = [launch.recipe(replicas=n, accumulation=sequences // n) for n in (launch.replicas, replicas)]
+    kept = [
+        launch.recipe(replicas=n, accumulation=sequences // n) for n in (launch.replicas, replicas)
+    ]
     strong = tokens_per_s_per_device(kept[1], problem) / tokens_per_s_per_device(kept[0], problem)
     name = f"{launch.preset}, {small.devices:,} to {large.devices:,}"
     return [
@@ -169,13 +202,19 @@ def levels() -> list[Line]:
     lines = []
     for batch in BATCHES:
         assumed = "micro-batch {} x {}".format(*batch)
-        whole, small = ({name: speed(name, devices, batch) for name in CHOICES} for devices in (FULL_SIZE, SMALL_SIZE))
+        whole, small = (
+            {name: speed(name, devices, batch) for name in CHOICES}
+            for devices in (FULL_SIZE, SMALL_SIZE)
+        )
         lines += [
-            Line(name="20B on 384: three levels / ZeRO++", published=1.71, bar=LEVELS_BAR, assumed=assumed,
+            Line(name="20B on 384: three levels / ZeRO++", published=1.71, bar=LEVELS_BAR,
+                assumed=assumed,
                  told=whole["3-level-2/8"] / whole["zero++"]),
-            Line(name="20B on 384: ZeRO++ / ZeRO-3", published=1.405, bar=LEVELS_BAR, assumed=assumed,
+            Line(name="20B on 384: ZeRO++ / ZeRO-3", published=1.405, bar=LEVELS_BAR,
+                assumed=assumed,
                  told=whole["zero++"] / whole["zero-3"]),
-            Line(name=f"20B, {SMALL_SIZE} to 384: three levels, scaling", published=0.94, bar=LEVELS_BAR,
+            Line(name=f"20B, {SMALL_SIZE} to 384: three levels, scaling", published=0.94,
+                bar=LEVELS_BAR,
                  assumed=assumed, told=whole["3-level-2/8"] / small["3-level-2/8"]),
         ]  # fmt: skip
     return lines
@@ -201,7 +240,8 @@ def show(lines: list[Line]) -> None:
         shown.add_column(name, justify="left" if name in ("figure", "", "assumed") else "right")
     for line in lines:
         verdict = "within" if abs(line.off) <= line.bar else "misses"
-        shown.add_row(line.name, f"{line.published:.3g}", f"{line.told:.3g}", f"{line.off:+.0%}", f"{line.bar:.0%}",
+        shown.add_row(line.name, f"{line.published:.3g}", f"{line.told:.3g}", f"{line.off:+.0%}",
+            f"{line.bar:.0%}",
                       verdict, line.assumed)  # fmt: skip
     Console(width=120).print(shown)
 

@@ -1,4 +1,6 @@
-"""Archives for the fuzzing of inputs: one of a small campaign, its damaged kin with right hashes, and reading them."""
+"""Archives for the fuzzing of inputs: one of a small campaign, its damaged kin with right hashes,
+and reading them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.validation import dump_json
 
-INNER = ("spec_json", "problem_json", "recipe_json", "step_times_s_json", "peak_memory_bytes_json", "losses_json",
+INNER = ("spec_json", "problem_json", "recipe_json", "step_times_s_json", "peak_memory_bytes_json",
+    "losses_json",
          "data_json", "provenance_json")  # fmt: skip
 """Columns that hold JSON, whose insides are damaged too."""
 
@@ -37,16 +40,25 @@ def archive_of(folder: Path, spec: CampaignSpec) -> list[bytes]:
     recipe = Recipe(devices=8, tensor_parallel=2, micro_batch_seqs=2, accumulation=4)
     with open_store(url) as store:
         campaign = store.create_campaign(
-            name="small", spec_json=dump_json(spec), legal_recipes=9, problem_summary=problem_summary(spec)
+            name="small",
+            spec_json=dump_json(spec),
+            legal_recipes=9,
+            problem_summary=problem_summary(spec),
         )
         writer = store.drive(store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid()))
         writer.set_state(CampaignState.RUNNING, reason="start")
         writer.record_provenance(collect("test"))
-        setup = ProbeSetup(problem=spec.problem, probe=spec.probe, data=spec.data, work_folder=folder, seed=0)
-        crash = Failure(kind=FailureKind.CRASHED, message="it crashed", log_tail="the end", node_seconds=2.0)
+        setup = ProbeSetup(
+            problem=spec.problem, probe=spec.probe, data=spec.data, work_folder=folder, seed=0
+        )
+        crash = Failure(
+            kind=FailureKind.CRASHED, message="it crashed", log_tail="the end", node_seconds=2.0
+        )
         for place, outcome in enumerate((simulate(recipe, setup), crash)):
             tried = Recipe(devices=8, tensor_parallel=2, micro_batch_seqs=2, accumulation=4 + place)
-            attempt = writer.start_attempt(writer.propose(recipe_id(spec.problem, tried), tried), run_folder=str(place))
+            attempt = writer.start_attempt(
+                writer.propose(recipe_id(spec.problem, tried), tried), run_folder=str(place)
+            )
             writer.finish_attempt(attempt, outcome, retry=False)
         writer.release(CampaignState.FINISHED, reason="done")
     archive("small", folder / "whole.jsonl", store=url)
@@ -54,7 +66,9 @@ def archive_of(folder: Path, spec: CampaignSpec) -> list[bytes]:
 
 
 def rechained(lines: list[dict[str, Any]], rng: random.Random) -> bytes:
-    """The lines with damage in one of them, or in their order, and the hashes of what they say then."""
+    """The lines with damage in one of them, or in their order, and the hashes of what they say
+    then.
+    """
     for _ in range(rng.choice((1, 1, 2, 3))):
         place = rng.randrange(len(lines))
         match rng.randrange(8):
@@ -75,7 +89,9 @@ def rechained(lines: list[dict[str, Any]], rng: random.Random) -> bytes:
 
 
 def _damage_inside(content: Any, rng: random.Random) -> None:
-    inner = [key for key in INNER if isinstance(content, dict) and isinstance(content.get(key), str)]
+    inner = [
+        key for key in INNER if isinstance(content, dict) and isinstance(content.get(key), str)
+    ]
     if not inner:
         tree_damaged(content, rng)
         return
@@ -89,13 +105,20 @@ def _damage_inside(content: Any, rng: random.Random) -> None:
 def _line(line: Any, chain: Chain) -> bytes:
     try:
         sha256 = chain.add(line["kind"], line["content"])
-        return canonical_json({"kind": line["kind"], "content": line["content"], "sha256": sha256}).encode() + b"\n"
+        return (
+            canonical_json(
+                {"kind": line["kind"], "content": line["content"], "sha256": sha256}
+            ).encode()
+            + b"\n"
+        )
     except (KeyError, TypeError, ValueError):
         return json.dumps(line).encode() + b"\n"
 
 
 def unarchived(path: Path) -> None:
-    """Add an archive to a new store; what was added must be sound, be told of, and be archived again."""
+    """Add an archive to a new store; what was added must be sound, be told of, and be archived
+    again.
+    """
     store = str(path.parent / "store.db")
     unarchive(path, store=store)
     found = check_store(store)

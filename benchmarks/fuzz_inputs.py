@@ -2,13 +2,14 @@
 
     python benchmarks/fuzz_inputs.py --inputs 100000 --seed 1 [--kind recipe] [--save FOLDER]
 
-Campaign and cluster files, recipe files, tables to import or to calibrate by, archives, configurations of other tools,
-the files that probes leave, logs of trainers and bodies of requests. Each input is a good one with damage: cut short,
-bits flipped, in another encoding, with NUL, BOM and bidirectional marks, duplicate and unknown keys, NaN and 1e999,
-wrong types, names of 64 kB, a million levels deep, megabytes too long. Some are still good: what is accepted must be
-written and read again as the same value. All others must be refused by one of the project's own errors that says where
-and what next, within a second of processor time (long ones: one more for each 256 KiB) and 512 MiB, with nothing
-written. Exit code 1 where anything else happened.
+Campaign and cluster files, recipe files, tables to import or to calibrate by, archives,
+configurations of other tools, the files that probes leave, logs of trainers and bodies of requests.
+Each input is a good one with damage: cut short, bits flipped, in another encoding, with NUL, BOM
+and bidirectional marks, duplicate and unknown keys, NaN and 1e999, wrong types, names of 64 kB, a
+million levels deep, megabytes too long. Some are still good: what is accepted must be written and
+read again as the same value. All others must be refused by one of the project's own errors that
+says where and what next, within a second of processor time (long ones: one more for each 256 KiB)
+and 512 MiB, with nothing written. Exit code 1 where anything else happened.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from fuzz_kinds import Kind, kinds
 from frontrunner.spaces.errors import FrontrunnerError, NotFound
 
 LONGEST_S = 1.0
-"""Of processor time, and as much again for every `LARGE_BYTES`: reading a long table row by row takes what it takes."""
+"""Of processor time, and as much again for every `LARGE_BYTES`: reading a long table row by row
+takes what it takes.
+"""
 LARGE_BYTES = 256 * 1024
 GIVE_UP_S = 10.0
 """Of processor time: after this an input is given up."""
@@ -58,7 +61,8 @@ WEIGHTS = {
 
 @dataclass(kw_only=True)
 class Tally:
-    """What became of the inputs of one kind, and what should not have: each finding with the first input that made it.
+    """What became of the inputs of one kind, and what should not have: each finding with the first
+    input that made it.
 
     A finding is called by what happened and where in our code.
     """
@@ -88,7 +92,9 @@ def limited() -> Iterator[None]:
     """Limits for one input: processor time, and memory beyond what this process has."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MORE_MEMORY_BYTES, hard))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (pages * resource.getpagesize() + MORE_MEMORY_BYTES, hard)
+    )
     signal.setitimer(signal.ITIMER_PROF, GIVE_UP_S)
     try:
         yield
@@ -145,7 +151,11 @@ class Fuzzer:
         except FrontrunnerError as error:
             left = sorted(other.name for other in path.parent.iterdir() if other != path)
             wrong = why_unhelpful(error, path) or (f"refused, but wrote {left}" if left else None)
-            wrong = wrong or (None if kind.refuses else f"{type(error).__name__} where a driver asks: {where(error)}")
+            wrong = wrong or (
+                None
+                if kind.refuses
+                else f"{type(error).__name__} where a driver asks: {where(error)}"
+            )
             tally.refused += wrong is None
             return wrong
         except (TooLong, MemoryError) as error:
@@ -167,10 +177,14 @@ class Fuzzer:
 
 
 def why_unhelpful(error: FrontrunnerError, path: Path) -> str | None:
-    """Why a refusal does not help: it must name the file, be short, and say what is expected or what to do."""
+    """Why a refusal does not help: it must name the file, be short, and say what is expected or
+    what to do.
+    """
     if len(error.message) + len(error.hint or "") > LONGEST_MESSAGE:
         return f"a message of {len(error.message):,} characters: {where(error)}"
-    names_another = isinstance(error, NotFound)  # a file that the input names, and that is not there
+    names_another = isinstance(
+        error, NotFound
+    )  # a file that the input names, and that is not there
     if path.name not in error.message and not names_another:
         return f"a message that names no file: {where(error)}"
     return None
@@ -179,7 +193,11 @@ def why_unhelpful(error: FrontrunnerError, path: Path) -> str | None:
 def where(error: BaseException) -> str:
     """The last line of our own code that an error came from, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if "frontrunner" in frame.filename or "/evaluators/" in frame.filename]
+    ours = [
+        frame
+        for frame in frames
+        if "frontrunner" in frame.filename or "/evaluators/" in frame.filename
+    ]
     last = [frame for frame in ours if "benchmarks" not in frame.filename] or frames
     return f"{Path(last[-1].filename).name}:{last[-1].name}"
 
@@ -196,7 +214,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--inputs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kind", action="append", help="one kind alone; can be given several times")
+    parser.add_argument(
+        "--kind", action="append", help="one kind alone; can be given several times"
+    )
     parser.add_argument("--save", type=Path, help="a folder for the inputs that made findings")
     asked = parser.parse_args()
     faulthandler.enable()
@@ -213,12 +233,18 @@ def main() -> int:
         os.chdir("/")
     for kind, tally in fuzzer.tallies.items():
         if tally.inputs:
-            found = ", ".join(f"{count} x {what}" for what, count in tally.findings.most_common()) or "nothing"
+            found = (
+                ", ".join(f"{count} x {what}" for what, count in tally.findings.most_common())
+                or "nothing"
+            )
             times = f"{tally.cpu_s:6.1f} s, longest {tally.longest_s:.2f} s"
             print(f"{kind:18} {tally.inputs:6} inputs {tally.accepted:6} accepted {times}: {found}")
     total = sum((tally.findings for tally in fuzzer.tallies.values()), Counter[str]())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    summary = {"inputs": sum(tally.inputs for tally in fuzzer.tallies.values()), "findings": total.total()}
+    summary = {
+        "inputs": sum(tally.inputs for tally in fuzzer.tallies.values()),
+        "findings": total.total(),
+    }
     print(json.dumps(summary | {"cpu_s": round(time.process_time() - began), "peak_mib": peak}))
     return 1 if total else 0
 

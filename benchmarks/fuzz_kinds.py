@@ -1,7 +1,8 @@
-"""The kinds of input that frontrunner reads: good ones to begin with, and what a command does with each.
+"""The kinds of input that frontrunner reads: good ones to begin with, and what a command does with
+each.
 
-A reader takes the path of one input and does what the command does with it. What it accepts it also writes and reads
-again: `NotTheSame` is raised where another value comes back.
+A reader takes the path of one input and does what the command does with it. What it accepts it also
+writes and reads again: `NotTheSame` is raised where another value comes back.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from typing import Any
 from fuzz_damage import damaged, tree_damaged
 
 from frontrunner.config.campaign import parse_campaign, read_campaign_file, read_cluster_file
-from frontrunner.config.recipe_file import Origin, RecipeFile, Training, content_hash, from_text, to_text
+from frontrunner.config.recipe_file import (
+    Origin,
+    RecipeFile,
+    Training,
+    content_hash,
+    from_text,
+    to_text,
+)
 from frontrunner.config.recipe_file import read as read_recipe_file
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.export.tools import TOOLS
@@ -74,9 +82,11 @@ gpt-1.3B,24,2048,16,8192,1024,51200,A100-80GB,8,8,1,1,8,64,1,none,fp16,,,oom
 gpt-1.3B,24,2048,16,8192,1024,51200,A100-80GB,16,8,1,2,2,64,0,none,bf16,0.9,,ok
 """
 RECIPES = (
-    Recipe(devices=8, tensor_parallel=2, micro_batch_seqs=2, accumulation=4, sharding=Sharding.named("zero-1", 4)),
+    Recipe(devices=8, tensor_parallel=2, micro_batch_seqs=2, accumulation=4,
+        sharding=Sharding.named("zero-1", 4)),
     Recipe(
-        devices=16, tensor_parallel=2, pipeline_parallel=2, schedule="1f1b", micro_batch_seqs=1, accumulation=8,
+        devices=16, tensor_parallel=2, pipeline_parallel=2, schedule="1f1b", micro_batch_seqs=1,
+        accumulation=8,
         recompute="full", sequence_parallel=True, engine="deepspeed",
     ),
     Recipe(devices=4, micro_batch_seqs=4, accumulation=1, sharding=Sharding.named("zero-3", 4)),
@@ -91,8 +101,8 @@ class NotTheSame(Exception):
 class Kind:
     """One kind of input: the file's name, how a bad one is made, and what a command does with it.
 
-    `refuses` is False for what a driver finds in run folders: it never complains about it, and takes a damaged file for
-    none. `setting` is put beside each input.
+    `refuses` is False for what a driver finds in run folders: it never complains about it, and
+    takes a damaged file for none. `setting` is put beside each input.
     """
 
     file: str
@@ -121,14 +131,24 @@ def kinds(folder: Path) -> dict[str, Kind]:
         "table": Kind(file="table.csv", make=_from([TABLE]), read=read_a_table),
         "fit": Kind(file="table.csv", make=_from([TABLE]), read=read_a_table_to_fit),
         "archive": Kind(file="campaign.jsonl", make=an_archive(folder), read=read_an_archive),
-        "outcome": Kind(file="outcome.json", make=_of_trees(_outcomes()), read=read_an_outcome, refuses=False),
-        "result": Kind(file="result.json", make=_of_trees([_result()]), read=harvest_a_result, refuses=False),
-        "rank": Kind(file="rank-0.error.json", make=_from([_rank_files()]), read=read_a_rank, refuses=False),
+        "outcome": Kind(
+            file="outcome.json", make=_of_trees(_outcomes()), read=read_an_outcome, refuses=False
+        ),
+        "result": Kind(
+            file="result.json", make=_of_trees([_result()]), read=harvest_a_result, refuses=False
+        ),
+        "rank": Kind(
+            file="rank-0.error.json", make=_from([_rank_files()]), read=read_a_rank, refuses=False
+        ),
         "log": Kind(file="command.log", make=_from([LOG]), read=read_a_log, refuses=False),
-        "http": Kind(file="body.json", make=_of_trees(_bodies()), read=asking(folder), refuses=False),
+        "http": Kind(
+            file="body.json", make=_of_trees(_bodies()), read=asking(folder), refuses=False
+        ),
     }
     for tool in TOOLS:
-        found[tool] = Kind(file="configuration", make=_from(_configurations(tool)), read=_importing(tool, campaign))
+        found[tool] = Kind(
+            file="configuration", make=_from(_configurations(tool)), read=_importing(tool, campaign)
+        )
     return found
 
 
@@ -154,7 +174,11 @@ def _of_trees(good: list[Any]) -> Callable[[random.Random], bytes]:
 
 
 def _campaigns() -> list[bytes]:
-    examples = [path.read_bytes() for path in sorted((ROOT / "examples").glob("*.toml")) if "command" not in path.name]
+    examples = [
+        path.read_bytes()
+        for path in sorted((ROOT / "examples").glob("*.toml"))
+        if "command" not in path.name
+    ]
     whole = (
         CAMPAIGN_TOML
         + b"""\
@@ -196,14 +220,25 @@ def read_a_cluster(path: Path) -> None:
 
 
 def _recipe_file(recipe: Recipe) -> RecipeFile:
-    origin = Origin(written_by="frontrunner 0.1", written_at="2026-03-01T00:00:00+00:00", measured_with={"torch": "2"})
+    origin = Origin(
+        written_by="frontrunner 0.1",
+        written_at="2026-03-01T00:00:00+00:00",
+        measured_with={"torch": "2"},
+    )
     identity = recipe_id(PROBLEM, recipe)
     return RecipeFile(
-        recipe_id=identity, problem=PROBLEM, recipe=recipe, training=Training(), measured=None, origin=origin
+        recipe_id=identity,
+        problem=PROBLEM,
+        recipe=recipe,
+        training=Training(),
+        measured=None,
+        origin=origin,
     )
 
 
-RECIPE_FILES = [to_text(_recipe_file(recipe)) for recipe in RECIPES if why_illegal(recipe, PROBLEM) is None]
+RECIPE_FILES = [
+    to_text(_recipe_file(recipe)) for recipe in RECIPES if why_illegal(recipe, PROBLEM) is None
+]
 
 
 def a_recipe_file(rng: random.Random) -> bytes:
@@ -290,7 +325,9 @@ def _setup(folder: Path) -> ProbeSetup:
 
 def _outcomes() -> list[Any]:
     measured = simulate(RECIPES[0], _setup(Path()))
-    failed = Failure(kind=FailureKind.CRASHED, message="it crashed", log_tail="the end", node_seconds=2.0)
+    failed = Failure(
+        kind=FailureKind.CRASHED, message="it crashed", log_tail="the end", node_seconds=2.0
+    )
     kept = {"kind": "measurement", "outcome": {**asdict(measured), "ended": "known"}}
     return [kept, {"kind": "failure", "outcome": asdict(failed)}]
 
@@ -307,7 +344,8 @@ def read_an_outcome(path: Path) -> None:
 def _result() -> Any:
     return {
         "status": "measured", "step_times_s": [0.5, 0.51, 0.5], "peak_memory_bytes": [2**30] * 8,
-        "losses": [7.0, 6.9, 6.8, 6.7], "build_time_s": 1.0, "first_step_time_s": 0.9, "ended": "known",
+        "losses": [7.0, 6.9, 6.8, 6.7], "build_time_s": 1.0, "first_step_time_s": 0.9,
+        "ended": "known",
         "overflowed_steps": [],
     }  # fmt: skip
 
@@ -358,12 +396,18 @@ Training epoch 0, iteration 120/149 | global_batch_size: 1 | peak_memory_usage: 
 {'loss': 2.5, 'grad_norm': 1.0}
 [rank1]: torch.OutOfMemoryError: out of memory
 ValueError: tensor parallel size 2 does not divide 3 heads
-"""
+"""  # noqa: E501
 
 
 def read_a_log(path: Path) -> None:
     from frontrunner.evaluators.external.command import why_disagreeing
-    from frontrunner.evaluators.external.logs import LogReader, patterns_of, timed, verdict, why_inconsistent
+    from frontrunner.evaluators.external.logs import (
+        LogReader,
+        patterns_of,
+        timed,
+        verdict,
+        why_inconsistent,
+    )
     from frontrunner.evaluators.external.supervisor import Log
     from frontrunner.evaluators.external.trainers import LOG_PATTERNS
     from frontrunner.evaluators.external.watch import exceptions

@@ -14,11 +14,15 @@ from frontrunner.server.settings import Limits, ServiceSettings
 
 UNLIMITED = Limits(requests_per_s=1e6, request_burst=1_000_000)
 PATH = "/api/v1/plan"
-"""What takes a campaign's body and starts nothing: launching takes the same body, by the same functions."""
+"""What takes a campaign's body and starts nothing: launching takes the same body, by the same
+functions.
+"""
 
 
 def service(folder: Path) -> Callable[[Path], None]:
-    """A reader that sends a file's bytes as a body, and takes an answer of 500 for an error of ours."""
+    """A reader that sends a file's bytes as a body, and takes an answer of 500 for an error of
+    ours.
+    """
     store = folder / "served.db"
     open_store(str(store)).close()
     chosen = ServiceSettings(store=str(store), token_file=folder / "tokens.json", limits=UNLIMITED)

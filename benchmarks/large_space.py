@@ -1,4 +1,5 @@
-"""A space of 17.7 million points: processor time and memory of its survey, its plan, and a strategy's first proposals.
+"""A space of 17.7 million points: processor time and memory of its survey, its plan, and a
+strategy's first proposals.
 
 python benchmarks/large_space.py
 """
@@ -20,7 +21,15 @@ from frontrunner.spaces.space import Space
 
 T = TypeVar("T")
 PROBLEM = Problem(
-    model=Model(name="bench", layers=96, hidden=12288, heads=96, kv_heads=96, ffn_hidden=49152, vocabulary=50304),
+    model=Model(
+        name="bench",
+        layers=96,
+        hidden=12288,
+        heads=96,
+        kv_heads=96,
+        ffn_hidden=49152,
+        vocabulary=50304,
+    ),
     cluster=Cluster(
         name="bench",
         device="H100",
@@ -58,7 +67,10 @@ def timed(what: str, work: Callable[[], T]) -> T:
     """Print what some work takes, and the most memory so far."""
     began_s = time.process_time()
     found = work()
-    taken_s, memory_mb = time.process_time() - began_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    taken_s, memory_mb = (
+        time.process_time() - began_s,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
+    )
     print(f"{what:40s} {taken_s:6.2f} s of processor time, {memory_mb:6.0f} MB", flush=True)
     return found
 

@@ -1,18 +1,22 @@
-"""How well the analytic model tells measured step times, memory and failures: on tables it saw and on ones left out.
+"""How well the analytic model tells measured step times, memory and failures: on tables it saw and
+on ones left out.
 
-    python benchmarks/model_accuracy.py TABLE.csv... [--fit TABLE.csv...] [--cross-validate] [--unknown-code]
+    python benchmarks/model_accuracy.py TABLE.csv... [--fit TABLE.csv...] [--cross-validate]
+    [--unknown-code]
         [--worst N] [--json OUT]
 
-TABLE.csv has one measured configuration a row (evaluators/tables/schema.py lists the columns). Without --fit the
-constants that ship are judged; with it they are fitted to the tables after it first. --cross-validate judges each table
-once more with constants fitted to all the others, from constants on that no table gave, each training code and each
-kind of machine likewise, and each problem with constants fitted to other problems of all tables. --unknown-code judges
-them once more with each row's training code taken for an unknown one, where the others are all that are known. `95 %`
-are the medians of the intervals' ends, `inside` the share of rows in them, of all and of those within 20 % of their
-problem's best. Per problem (rows of one model, sequence length, batch and machine) stand the rank correlation, the
-regret of the model's first choice, and the probes its order needs to come within 5 % of the best measured. --worst
-lists as many rows of each table that miss the bar by most. `in doubt` are the wrong and the right verdicts on memory
-that the interval of the peak leaves open, `surely` the best that are refused though it does not.
+TABLE.csv has one measured configuration a row (evaluators/tables/schema.py lists the columns).
+Without --fit the constants that ship are judged; with it they are fitted to the tables after it
+first. --cross-validate judges each table once more with constants fitted to all the others, from
+constants on that no table gave, each training code and each kind of machine likewise, and each
+problem with constants fitted to other problems of all tables. --unknown-code judges them once more
+with each row's training code taken for an unknown one, where the others are all that are known. `95
+%` are the medians of the intervals' ends, `inside` the share of rows in them, of all and of those
+within 20 % of their problem's best. Per problem (rows of one model, sequence length, batch and
+machine) stand the rank correlation, the regret of the model's first choice, and the probes its
+order needs to come within 5 % of the best measured. --worst lists as many rows of each table that
+miss the bar by most. `in doubt` are the wrong and the right verdicts on memory that the interval of
+the peak leaves open, `surely` the best that are refused though it does not.
 """
 
 from __future__ import annotations
@@ -54,8 +58,10 @@ from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 
 SPEED_ROWS = 500_000
 WIDTH = 215
-COLUMNS = ("table", "rows", "refused", "MAPE", "median", "bias", "over bar", "95 %", "inside", "near best", "memory",
-           "oom right", "missed", "wrong", "in doubt", "best refused", "surely", "problems", "spearman", "regret",
+COLUMNS = ("table", "rows", "refused", "MAPE", "median", "bias", "over bar", "95 %", "inside",
+    "near best", "memory",
+           "oom right", "missed", "wrong", "in doubt", "best refused", "surely", "problems",
+           "spearman", "regret",
            "probes")  # fmt: skip
 
 
@@ -70,19 +76,25 @@ def recipes_per_second() -> float:
     yes = generator.random(SPEED_ROWS) < 0.5
     one, no = np.ones(1), np.zeros(1, dtype=bool)
     work = Workload(
-        layers=one * 96, hidden=one * 12288, heads=one * 96, q_hidden=one * 12288, kv_hidden=one * 12288,
-        ffn_hidden=one * 49152, ffn_matrices=one * 2, vocabulary=one * 51200, sequence_length=one * 2048,
+        layers=one * 96, hidden=one * 12288, heads=one * 96, q_hidden=one * 12288,
+        kv_hidden=one * 12288,
+        ffn_hidden=one * 49152, ffn_matrices=one * 2, vocabulary=one * 51200,
+        sequence_length=one * 2048,
         tied_embeddings=no, rotary=~no,
         fused_attention=~no, bytes_per_value=one * 2, tensor_parallel=ways, pipeline_parallel=ranks,
-        data_parallel=replicas, virtual_stages=np.where(ranks > 1, power(1), 1), micro_batch_seqs=power(3),
+        data_parallel=replicas, virtual_stages=np.where(ranks > 1, power(1), 1),
+        micro_batch_seqs=power(3),
         accumulation=power(7), sharding_parameters=np.where(yes, replicas, 1),
         sharding_gradients=np.where(yes, replicas, 1), sharding_optimizer=replicas,
-        recompute_full=generator.random(SPEED_ROWS) < 0.5, sequence_parallel=yes, layers_first=96 / ranks,
+        recompute_full=generator.random(SPEED_ROWS) < 0.5, sequence_parallel=yes,
+        layers_first=96 / ranks,
         layers_middle=96 / ranks, layers_last=96 / ranks, head_on_first=ranks == 1,
     )  # fmt: skip
     cluster = Cluster(
-        name="speed", device="a100-80gb", backend="cuda", nodes=128, devices_per_node=8, memory_gib_per_device=80,
-        memory_gb_per_s=2039, peak_tflops=ByPrecision(bf16=312), matmul_share=0.86, compute_units=108,
+        name="speed", device="a100-80gb", backend="cuda", nodes=128, devices_per_node=8,
+        memory_gib_per_device=80,
+        memory_gb_per_s=2039, peak_tflops=ByPrecision(bf16=312), matmul_share=0.86,
+        compute_units=108,
         links=Links(node_gb_per_s=300, nic_gb_per_s=25, nics_per_node=8),
     )  # fmt: skip
     machine = Machine.of(cluster, "bf16", FRONTRUNNER)
@@ -110,8 +122,15 @@ def show(out: Console, title: str, tables: dict[str, dict[str, Any]]) -> None:
     for kind, bar in BARS.items():
         told = whole[kind]
         if told["rows"]:
-            probes = "" if told["problems"] == 0 else f", {told['probes_to_5pct_mean']:.2f} probes ({told['problems']})"
-            out.print(f"{kind.replace('_', ' ')}: {told['rows']} rows, {told['mape']:.1%} off (bar {bar:.1%}){probes}")
+            probes = (
+                ""
+                if told["problems"] == 0
+                else f", {told['probes_to_5pct_mean']:.2f} probes ({told['problems']})"
+            )
+            out.print(
+                f"{kind.replace('_', ' ')}: {told['rows']} rows, {told['mape']:.1%} off (bar"
+                f" {bar:.1%}){probes}"
+            )
 
 
 def _cells(table: dict[str, Any]) -> list[str]:
@@ -126,10 +145,15 @@ def _cells(table: dict[str, Any]) -> list[str]:
         f"{table['bias']:.2f}" if table["rows"] else "-",
         str(table["over_bar"]),
         " ".join(f"{end:+.0%}" for end in table["interval"] or ()) or "-",
-        *(f"{table[key]:.0%}" if table[key] is not None else "-" for key in ("inside", "inside_near_best")),
-        "{memory_mape:.1%} ±{memory_interval:.0%} {memory_inside:.0%}".format_map(table)
-        if table["memory_rows"]
-        else "-",
+        *(
+            f"{table[key]:.0%}" if table[key] is not None else "-"
+            for key in ("inside", "inside_near_best")
+        ),
+        (
+            "{memory_mape:.1%} ±{memory_interval:.0%} {memory_inside:.0%}".format_map(table)
+            if table["memory_rows"]
+            else "-"
+        ),
         right,
         str(oom["fn"]),
         str(oom["fp"]),
@@ -163,13 +187,20 @@ def show_rows(out: Console, title: str, rows: list[dict[str, Any]]) -> None:
         "off",
     )
     for name in columns:
-        shown.add_column(name, justify="left" if name in ("model", "hardware", "recompute") else "right")
+        shown.add_column(
+            name, justify="left" if name in ("model", "hardware", "recompute") else "right"
+        )
     for row in rows:
         layout = " x ".join(f"{row[name]:.0f}" for name in ("tp", "pp", "dp"))
         few = ["-" if row[name] is None else f"{row[name]:.0f}" for name in ("vpp", "zero")]
         batch = f"{row['mbs']:.0f} x {row['gas']:.0f}"
-        times = (f"{row['step_time_s']:.4g} s", f"{row['predicted_s']:.4g} s", f"{row['error']:.0%}")
-        shown.add_row(row["model"], row["hardware"], f"{row['gpus']:.0f}", layout, few[0], batch, few[1],
+        times = (
+            f"{row['step_time_s']:.4g} s",
+            f"{row['predicted_s']:.4g} s",
+            f"{row['error']:.0%}",
+        )
+        shown.add_row(row["model"], row["hardware"], f"{row['gpus']:.0f}", layout, few[0], batch,
+            few[1],
                       row["recompute"] or "-", *times)  # fmt: skip
     out.print(shown)
 
@@ -199,12 +230,17 @@ def main() -> None:
     chosen, out = options(), Console(width=WIDTH)
     tables = read_all(chosen.tables)
     constants = fitted(list(read_all(chosen.fit).values())) if chosen.fit else {}
-    found = {name: judged(table, predicted(table, constants), worst=chosen.worst) for name, table in tables.items()}
+    found = {
+        name: judged(table, predicted(table, constants), worst=chosen.worst)
+        for name, table in tables.items()
+    }
     show(out, "fitted constants" if chosen.fit else "shipped constants", found)
     told: dict[str, Any] = {"tables": found, "summary": summary(found), "constants": constants}
     if chosen.unknown_code:
         unknown = {name: of_unknown_code(table) for name, table in tables.items()}
-        left_out = {name: judged(table, predicted(table, constants)) for name, table in unknown.items()}
+        left_out = {
+            name: judged(table, predicted(table, constants)) for name, table in unknown.items()
+        }
         show(out, "each training code as an unknown one", left_out)
         told["unknown_code"] = {"tables": left_out, "summary": summary(left_out)}
     if chosen.cross_validate:
@@ -224,21 +260,30 @@ def main() -> None:
             ),
         }
         for key, (title, folds) in ways.items():
-            left_out = {name: judged(tables[name], times, worst=chosen.worst) for name, times in folds(tables).items()}
+            left_out = {
+                name: judged(tables[name], times, worst=chosen.worst)
+                for name, times in folds(tables).items()
+            }
             show(out, title, left_out)
             told[key] = {"tables": left_out, "summary": summary(left_out)}
     told["recipes_per_second"] = recipes_per_second()
     for name, table in found.items():
         if table["worst"]:
-            show_rows(out, f"{name}: the worst of {table['over_bar']} rows over the bar", table["worst"])
+            show_rows(
+                out, f"{name}: the worst of {table['over_bar']} rows over the bar", table["worst"]
+            )
         if table["implausible"]:
             title = (
-                f"{name}: implausible, more than {FASTER_THAN_NEEDED:.1f} times as fast as the formulas find possible"
+                f"{name}: implausible, more than {FASTER_THAN_NEEDED:.1f} times as fast as the"
+                " formulas find possible"
             )
             show_rows(out, title, table["implausible"])
         for reason, count in table["refused"].items():
             print(f"{name}: {count} rows refused: {reason}")
-    print(f"{told['recipes_per_second']:,.0f} recipes a second, time and memory, over {SPEED_ROWS:,} on one core")
+    print(
+        f"{told['recipes_per_second']:,.0f} recipes a second, time and memory, over {SPEED_ROWS:,}"
+        " on one core"
+    )
     if chosen.json:
         chosen.json.write_text(json.dumps(told, indent=1))
 

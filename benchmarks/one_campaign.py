@@ -1,13 +1,16 @@
-"""How fast everything answers over one campaign of 100,000 measurements: commands, pages, and the API of a service.
+"""How fast everything answers over one campaign of 100,000 measurements: commands, pages, and the
+API of a service.
 
-    python benchmarks/one_campaign.py [--measurements 100000] [--clients 20] [--seconds 15] [--store FILE]
+    python benchmarks/one_campaign.py [--measurements 100000] [--clients 20] [--seconds 15] [--store
+    FILE]
                                       [--only commands|alone|load]
 
-Builds a store (or takes FILE, which is built if missing) with recipes of a real space, at the rates and peaks of the
-formulas with noise; 8 % are measured twice, and as many more failed. Runs the commands that read it, one at a time,
-with their time and peak memory. Then serves it from a process of its own and asks for every page, figure and answer of
-the API: the first time, and again once it is known, with the size as it is sent; a new outcome in between shows what
-it costs to follow. Then as many clients at once ask all that pages ask.
+Builds a store (or takes FILE, which is built if missing) with recipes of a real space, at the rates
+and peaks of the formulas with noise; 8 % are measured twice, and as many more failed. Runs the
+commands that read it, one at a time, with their time and peak memory. Then serves it from a process
+of its own and asks for every page, figure and answer of the API: the first time, and again once it
+is known, with the size as it is sent; a new outcome in between shows what it costs to follow. Then
+as many clients at once ask all that pages ask.
 """
 
 from __future__ import annotations
@@ -90,7 +93,10 @@ def build(path: Path, measurements: int) -> None:
     survey = wanted.survey()
     tried = round(measurements / (1 + REPEATED) / (1 - FAILED))
     recipes = survey.recipes.take(dice.sample(range(len(survey.recipes)), tried))
-    rates = [(one.tokens_per_s, int(one.peak_memory_bytes)) for one in estimate_many(recipes, wanted.problem)]
+    rates = [
+        (one.tokens_per_s, int(one.peak_memory_bytes))
+        for one in estimate_many(recipes, wanted.problem)
+    ]
     with open_store(str(path)) as store:
         campaign = create(store, wanted, len(survey.recipes))
         of_trials = (
@@ -99,7 +105,14 @@ def build(path: Path, measurements: int) -> None:
         )
         while some := list(itertools.islice(of_trials, CHUNK)):
             with store.database.write() as connection:
-                for table in (TrialRow, AttemptRow, MeasurementRow, StandingRow, FailureRow, EventRow):
+                for table in (
+                    TrialRow,
+                    AttemptRow,
+                    MeasurementRow,
+                    StandingRow,
+                    FailureRow,
+                    EventRow,
+                ):
                     if rows := [row for own in some for of, row in own if of is table]:
                         connection.execute(insert(table), rows)
         finish(store, campaign.id, tried)
@@ -107,34 +120,70 @@ def build(path: Path, measurements: int) -> None:
 
 def finish(store: Store, campaign_id: int, outcomes: int) -> None:
     """Say in the campaign's row how many outcomes it has, as a driver does."""
-    changed = {"outcomes": outcomes, "updated_at": f"2026-01-02T00:00:00.{outcomes:06d}+00:00", "state": "finished"}
+    changed = {
+        "outcomes": outcomes,
+        "updated_at": f"2026-01-02T00:00:00.{outcomes:06d}+00:00",
+        "state": "finished",
+    }
     with store.database.write() as connection:
-        connection.execute(update(CampaignRow).where(CampaignRow.id == campaign_id).values(**changed))
+        connection.execute(
+            update(CampaignRow).where(CampaignRow.id == campaign_id).values(**changed)
+        )
 
 
 def trial_rows(
-    campaign_id: int, number: int, recipe: Recipe, name: str, rate: tuple[float, int], dice: random.Random
+    campaign_id: int,
+    number: int,
+    recipe: Recipe,
+    name: str,
+    rate: tuple[float, int],
+    dice: random.Random,
 ) -> list[tuple[Any, dict[str, Any]]]:
     """The rows of one trial, each with its table."""
     failed, repeats = dice.random() < FAILED, 1 + (dice.random() < REPEATED)
     key, state = {"campaign_id": campaign_id, "recipe_id": name}, "failed" if failed else "measured"
-    final = {"number": number, "state": state, "outcome_number": number, "recipe_json": recipe_to_json(recipe)}
+    final = {
+        "number": number,
+        "state": state,
+        "outcome_number": number,
+        "recipe_json": recipe_to_json(recipe),
+    }
     found: list[tuple[Any, dict[str, Any]]] = [(TrialRow, {"id": number, **key, **final})]
-    expected = {"chance": 0.9, "expected_improvement": 0.01, "of_front": False, "tokens_per_s": rate[0]}
-    data = "{" + ", ".join(f'"{k}":{str(v).lower()}' for k, v in (expected | {"trial": number}).items()) + "}"
+    expected = {
+        "chance": 0.9,
+        "expected_improvement": 0.01,
+        "of_front": False,
+        "tokens_per_s": rate[0],
+    }
+    data = (
+        "{"
+        + ", ".join(f'"{k}":{str(v).lower()}' for k, v in (expected | {"trial": number}).items())
+        + "}"
+    )
     moment = "2026-01-01T00:00:00.000000+00:00"
-    found.append((EventRow, {"campaign_id": campaign_id, "at": moment, "kind": "proposed", "data_json": data}))
+    found.append(
+        (
+            EventRow,
+            {"campaign_id": campaign_id, "at": moment, "kind": "proposed", "data_json": data},
+        )
+    )
     measured = []
     for repeat in range(1, 1 + (1 if failed else repeats)):
         attempt = attempt_row(2 * number + repeat, campaign_id, number, repeat) | {"state": state}
         found.append((AttemptRow, attempt))
         if failed:
-            about = {"message": "killed by signal 9", "log_tail": "HIP out of memory\n" * 20, "node_seconds": 30.0}
+            about = {
+                "message": "killed by signal 9",
+                "log_tail": "HIP out of memory\n" * 20,
+                "node_seconds": 30.0,
+            }
             about["kind"] = "out-of-memory" if rate[1] > 60 * 2**30 else "crashed"
             found.append((FailureRow, {"attempt_id": attempt["id"], **about}))
             continue
         measured.append(measurement(rate, dice))
-        found.append((MeasurementRow, {"attempt_id": attempt["id"], **outcome_to_columns(measured[-1])}))
+        found.append(
+            (MeasurementRow, {"attempt_id": attempt["id"], **outcome_to_columns(measured[-1])})
+        )
     if measured:
         found.append((StandingRow, {"trial_id": number, **key, **asdict(pool(measured))}))
     return found
@@ -164,9 +213,17 @@ def measurement(rate: tuple[float, int], dice: random.Random) -> Measurement:
 def measure_commands(path: Path, recipe: str, folder: Path) -> None:
     """Print the time and the peak memory of each command that reads the store."""
     commands = [
-        *(["best"], ["best", "--by", "memory"], ["pareto"], ["pareto", "--objectives", "tokens,memory,nodes"]),
+        *(
+            ["best"],
+            ["best", "--by", "memory"],
+            ["pareto"],
+            ["pareto", "--objectives", "tokens,memory,nodes"],
+        ),
         *(["status"], ["failures"], ["show", recipe], ["explain", recipe], ["campaigns"]),
-        *(["dataframe", "--out", str(folder / "frame.csv")], ["report", "--out", str(folder / "report.html")]),
+        *(
+            ["dataframe", "--out", str(folder / "frame.csv")],
+            ["report", "--out", str(folder / "report.html")],
+        ),
         *(["plot", "--figure", name, "--out", str(folder / f"{name}.svg")] for name in FIGURES),
     ]
     for command in commands:
@@ -179,7 +236,10 @@ def measure_commands(path: Path, recipe: str, folder: Path) -> None:
         usage = wait_with_usage(worker)
         took_s, cpu_s = time.perf_counter() - began, usage.ru_utime + usage.ru_stime
         words = " ".join(one for one in command if "/" not in one)
-        print(f"{words:58s} {took_s:7.2f} s  {cpu_s:7.2f} s CPU  {usage.ru_maxrss / 1024:6.0f} MiB", flush=True)
+        print(
+            f"{words:58s} {took_s:7.2f} s  {cpu_s:7.2f} s CPU  {usage.ru_maxrss / 1024:6.0f} MiB",
+            flush=True,
+        )
 
 
 def wait_with_usage(worker: subprocess.Popen[bytes]) -> resource.struct_rusage:
@@ -196,7 +256,11 @@ def pages(recipe: str) -> list[str]:
     page = f"/campaigns/{NAME}"
     return [
         *("/", page, f"{page}/live?seen=earlier~0", f"{page}/trials?page=9", f"/recipes/{recipe}"),
-        *(f"{page}/recipes", f"{page}/recipes?tensor_parallel=2&sort=-mfu&page=40", f"{page}/recipes/points"),
+        *(
+            f"{page}/recipes",
+            f"{page}/recipes?tensor_parallel=2&sort=-mfu&page=40",
+            f"{page}/recipes/points",
+        ),
         *(f"{page}/figures/{name}" for name in SHOWN),
     ]
 
@@ -204,17 +268,35 @@ def pages(recipe: str) -> list[str]:
 def operations() -> list[str]:
     """What programs ask of the API."""
     return [
-        *(API, f"{API}/best", f"{API}/best?top=1000", f"{API}/best?by=memory&max_memory_gb=40", f"{API}/pareto"),
-        *(f"{API}/front?objective=tokens&objective=nodes", f"{API}/recipes?tensor_parallel=2&page=3"),
-        *(f"{API}/trials?page=9&page_size=200", f"{API}/failures?page=2", f"{API}/predictions", f"{API}/baseline"),
+        *(
+            API,
+            f"{API}/best",
+            f"{API}/best?top=1000",
+            f"{API}/best?by=memory&max_memory_gb=40",
+            f"{API}/pareto",
+        ),
+        *(
+            f"{API}/front?objective=tokens&objective=nodes",
+            f"{API}/recipes?tensor_parallel=2&page=3",
+        ),
+        *(
+            f"{API}/trials?page=9&page_size=200",
+            f"{API}/failures?page=2",
+            f"{API}/predictions",
+            f"{API}/baseline",
+        ),
         *(f"{API}/film", "/api/v1/campaigns"),
         *(f"{API}/figures/{name}" for name in FIGURES),
         *(f"{API}/report", f"/campaigns/{NAME}/film", f"/campaigns/{NAME}/recipes.csv"),
     ]
 
 
-def ask_alone(port: int, token: str, asked: list[str], store: Path, process: psutil.Process) -> None:
-    """Print the time of the first answer, of the next, and of the one after another outcome, with the size."""
+def ask_alone(
+    port: int, token: str, asked: list[str], store: Path, process: psutil.Process
+) -> None:
+    """Print the time of the first answer, of the next, and of the one after another outcome, with
+    the size.
+    """
     for question in asked:
         times, size, status = [], 0, 0
         for turn in range(3):
@@ -225,14 +307,24 @@ def ask_alone(port: int, token: str, asked: list[str], store: Path, process: psu
                     finish(opened, found.id, found.outcomes + 1)
             began, cpu_s = time.perf_counter(), processor_s(process)
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-            connection.request("GET", question, headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "gzip"})
+            connection.request(
+                "GET",
+                question,
+                headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "gzip"},
+            )
             answer = connection.getresponse()
             status, body = answer.status, answer.read()
-            times.append((1e3 * (time.perf_counter() - began), 1e3 * (processor_s(process) - cpu_s)))
+            times.append(
+                (1e3 * (time.perf_counter() - began), 1e3 * (processor_s(process) - cpu_s))
+            )
             size = len(body)
             connection.close()
         walls = "  ".join(f"{wall:7.0f} ({cpu:6.0f})" for wall, cpu in times)
-        print(f"{question:62s} {walls} ms  {size / 1e3:8.1f} kB {'' if status in (200, 204) else status}", flush=True)
+        print(
+            f"{question:62s} {walls} ms  {size / 1e3:8.1f} kB"
+            f" {'' if status in (200, 204) else status}",
+            flush=True,
+        )
 
 
 def measure_service(folder: Path, store: Path, recipe: str, options: argparse.Namespace) -> None:
@@ -257,7 +349,9 @@ def measure_service(folder: Path, store: Path, recipe: str, options: argparse.Na
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--measurements", type=int, default=100_000)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=15.0)
@@ -277,7 +371,9 @@ def main() -> None:
         if store != folder / "load.db":
             (folder / "load.db").symlink_to(store.resolve())
         with open_store(str(store), read_only=True) as opened, opened.database.read() as connection:
-            recipe = connection.exec_driver_sql("SELECT recipe_id FROM standings LIMIT 1").scalar_one()
+            recipe = connection.exec_driver_sql(
+                "SELECT recipe_id FROM standings LIMIT 1"
+            ).scalar_one()
         print(f"{options.measurements:,} measurements, {store.stat().st_size / 1e6:.0f} MB")
         if options.only in (None, "commands"):
             measure_commands(store, recipe, folder)

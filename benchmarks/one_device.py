@@ -1,4 +1,6 @@
-"""One device for a benchmark: its clock, its memory, and what it is. Needs nothing but torch and the trainer."""
+"""One device for a benchmark: its clock, its memory, and what it is. Needs nothing but torch and
+the trainer.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ MACHINE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class Device:
-    """A device's clock and memory; on a CPU there is nothing to wait for and no allocator to ask."""
+    """A device's clock and memory; on a CPU there is nothing to wait for and no allocator to
+    ask.
+    """
 
     def __init__(self, kind: str) -> None:
         self.device = torch.device(kind) if kind == "cpu" else torch.device(kind, 0)
@@ -24,7 +28,11 @@ class Device:
 
     @property
     def name(self) -> str:
-        return platform.machine() if self._module is None else str(self._module.get_device_name(self.device))
+        return (
+            platform.machine()
+            if self._module is None
+            else str(self._module.get_device_name(self.device))
+        )
 
     def synchronize(self) -> None:
         if self._module is not None:
@@ -52,18 +60,30 @@ class Device:
         self._module.reset_peak_memory_stats(self.device)
 
     def peak_bytes(self) -> int | None:
-        """The most that torch's allocator had handed out since `forget_peak`; None on a CPU, which has none."""
+        """The most that torch's allocator had handed out since `forget_peak`; None on a CPU, which
+        has none.
+        """
         return None if self._module is None else int(self._module.max_memory_allocated(self.device))
 
     def retries(self) -> int:
-        """How often the allocator had to give memory back before it could go on: times are too long then."""
-        return 0 if self._module is None else int(self._module.memory_stats(self.device).get("num_alloc_retries", 0))
+        """How often the allocator had to give memory back before it could go on: times are too long
+        then.
+        """
+        return (
+            0
+            if self._module is None
+            else int(self._module.memory_stats(self.device).get("num_alloc_retries", 0))
+        )
 
 
 def matmul_tflops(device: Device) -> float:
-    """The best rate of a square bf16 matrix product: what the device reaches at most in practice."""
+    """The best rate of a square bf16 matrix product: what the device reaches at most in
+    practice.
+    """
     size, repeats = (256, 1) if device.device.type == "cpu" else (8192, 10)
-    left, right = (torch.randn(size, size, device=device.device, dtype=torch.bfloat16) for _ in range(2))
+    left, right = (
+        torch.randn(size, size, device=device.device, dtype=torch.bfloat16) for _ in range(2)
+    )
 
     def work() -> None:
         for _ in range(repeats):
@@ -74,7 +94,8 @@ def matmul_tflops(device: Device) -> float:
 
 
 def describe(device: Device) -> dict[str, Any]:
-    """What was measured on; `cluster` is the device as a [cluster] of a campaign file, for MFU and the plan.
+    """What was measured on; `cluster` is the device as a [cluster] of a campaign file, for MFU and
+    the plan.
 
     A device without a preset has its best matrix product measured here for its peak.
     """
@@ -84,7 +105,9 @@ def describe(device: Device) -> dict[str, Any]:
     measured, memory_bytes = matmul_tflops(device), device.total_bytes() or MACHINE_BYTES
     found = {
         "device": device.name,
-        "backend": {"cuda": "rocm" if torch.version.hip else "cuda"}.get(device.device.type, device.device.type),
+        "backend": {"cuda": "rocm" if torch.version.hip else "cuda"}.get(
+            device.device.type, device.device.type
+        ),
         "peak_tflops": {"bf16": measured},
         "source": "no preset of this device: the best bf16 matrix product measured here",
     }
@@ -93,7 +116,12 @@ def describe(device: Device) -> dict[str, Any]:
         "name": device.name,
         "type": device.device.type,
         "cluster": cluster
-        | {"name": "this device", "nodes": 1, "devices_per_node": 1, "memory_gib_per_device": memory_bytes / 2**30},
+        | {
+            "name": "this device",
+            "nodes": 1,
+            "devices_per_node": 1,
+            "memory_gib_per_device": memory_bytes / 2**30,
+        },
         "bf16_matmul_tflops_measured": measured,
         **describe_software(device.device),
     }

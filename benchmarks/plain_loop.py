@@ -1,8 +1,9 @@
-"""A plain training loop over the same model on one device, written by hand: the rival of the trainer's steps.
+"""A plain training loop over the same model on one device, written by hand: the rival of the
+trainer's steps.
 
-It is what one would write for one model: weights in the computing type with fp32 masters, torch's fused AdamW, blocks
-and loss compiled where the trainer compiles them, no read of the loss before the steps are over. Its module may be
-torchtitan's, where that is installed.
+It is what one would write for one model: weights in the computing type with fp32 masters, torch's
+fused AdamW, blocks and loss compiled where the trainer compiles them, no read of the loss before
+the steps are over. Its module may be torchtitan's, where that is installed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ import torch
 from accelerator_cells import Cell
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 from trainer_side import BETAS, CLIP_NORM, LEARNING_RATE, WEIGHT_DECAY
 
 from frontrunner.spaces.model import Model
@@ -58,7 +63,9 @@ def norm_of(model: Model, width: int) -> nn.Module:
 
 def rotary_table(model: Model, length: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines [S, head width / 2]."""
-    frequencies = model.rotary_theta ** (-torch.arange(0, model.head_dim, 2).float() / model.head_dim)
+    frequencies = model.rotary_theta ** (
+        -torch.arange(0, model.head_dim, 2).float() / model.head_dim
+    )
     if (scaling := model.rotary_scaling) is not None:
         low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
         turns = scaling.original_positions * frequencies / (2 * math.pi)
@@ -71,7 +78,9 @@ def rotary_table(model: Model, length: int) -> tuple[Tensor, Tensor]:
 def rotated(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     first, second = x.float().chunk(2, dim=-1)
     cosines, sines = table
-    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1).to(x.dtype)
+    return torch.cat(
+        (first * cosines - second * sines, second * cosines + first * sines), dim=-1
+    ).to(x.dtype)
 
 
 class PlainBlock(nn.Module):
@@ -87,7 +96,11 @@ class PlainBlock(nn.Module):
         self.k, self.v = (nn.Linear(model.hidden, kv, bias=of_qkv) for _ in range(2))
         self.o = nn.Linear(heads, model.hidden, bias=every)
         self.up = nn.Linear(model.hidden, model.ffn_hidden, bias=every)
-        self.gate = nn.Linear(model.hidden, model.ffn_hidden, bias=every) if model.activation == "swiglu" else None
+        self.gate = (
+            nn.Linear(model.hidden, model.ffn_hidden, bias=every)
+            if model.activation == "swiglu"
+            else None
+        )
         self.down = nn.Linear(model.ffn_hidden, model.hidden, bias=every)
 
     def forward(self, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -111,7 +124,9 @@ class PlainBlock(nn.Module):
 
 
 class PlainModel(nn.Module):
-    """A decoder as its authors' papers describe it: GPT-2's and Llama's by the fields of `Model`."""
+    """A decoder as its authors' papers describe it: GPT-2's and Llama's by the fields of
+    `Model`.
+    """
 
     def __init__(self, model: Model, cell: Cell) -> None:
         super().__init__()
@@ -138,13 +153,17 @@ class PlainModel(nn.Module):
 
 
 def torchtitan_model(cell: Cell, model: Model, device: torch.device) -> nn.Module:
-    """Return torchtitan's own Llama 3 (0.3), with its SDPA attention; raises ImportError without it."""
+    """Return torchtitan's own Llama 3 (0.3), with its SDPA attention; raises ImportError without
+    it.
+    """
     from torchtitan.models.common.attention import ScaledDotProductAttention
     from torchtitan.models.llama3 import llama3_configs
 
     if cell.changes.keys() - {"layers"}:
         raise ValueError("torchtitan has no model of this shape")
-    config = llama3_configs[{"llama-3.2-1b": "1B", "llama-3-8b": "8B"}[cell.model]](attn_backend="varlen")
+    config = llama3_configs[{"llama-3.2-1b": "1B", "llama-3-8b": "8B"}[cell.model]](
+        attn_backend="varlen"
+    )
     config.layers = config.layers[: model.layers]
     for layer in config.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
@@ -180,9 +199,13 @@ class TorchTitan(nn.Module):
 
 
 class PlainLoop:
-    """Train as nanoGPT's `train.py` does. Losses are read when a round is over, not at every step."""
+    """Train as nanoGPT's `train.py` does. Losses are read when a round is over, not at every
+    step.
+    """
 
-    def __init__(self, cell: Cell, model: Model, device: torch.device, tokens: Path, module: nn.Module | None) -> None:
+    def __init__(
+        self, cell: Cell, model: Model, device: torch.device, tokens: Path, module: nn.Module | None
+    ) -> None:
         self.cell, self.device = cell, device
         self.data = np.memmap(tokens, dtype=np.uint16, mode="r")
         if module is None:
@@ -207,19 +230,25 @@ class PlainLoop:
     def loss_of_chunk(self, x: Tensor, targets: Tensor) -> Tensor:
         def summed(x: Tensor) -> Tensor:
             logits = self.module.head(self.module.norm(x))
-            return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+            return functional.cross_entropy(
+                logits.flatten(0, 1).float(), targets.flatten(), reduction="sum"
+            )
 
         return recomputing("none" if self.cell.loss_chunks == 1 else "full", summed, x)  # type: ignore[no-any-return]
 
     def mean_loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         chunks = self.cell.loss_chunks
-        pairs = zip(self.module(tokens).chunk(chunks, dim=1), targets.chunk(chunks, dim=1), strict=True)
+        pairs = zip(
+            self.module(tokens).chunk(chunks, dim=1), targets.chunk(chunks, dim=1), strict=True
+        )
         return torch.stack([self.loss(*pair) for pair in pairs]).sum() / targets.numel()
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
         length = self.cell.sequence_length
         starts = torch.randint(len(self.data) - length - 1, (self.cell.micro_batch_seqs,))
-        rows = torch.stack([torch.from_numpy(self.data[i : i + length + 1].astype(np.int64)) for i in starts])
+        rows = torch.stack(
+            [torch.from_numpy(self.data[i : i + length + 1].astype(np.int64)) for i in starts]
+        )
         x, y = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
         if self.device.type == "cpu":
             return x, y

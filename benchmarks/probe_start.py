@@ -2,7 +2,8 @@
 
     python benchmarks/probe_start.py --recipes 6
 
-Both run the same job files; times are from the order to the end of the first step, and of the whole probe.
+Both run the same job files; times are from the order to the end of the first step, and of the whole
+probe.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def warm(evaluator: TrainingProbe, recipe: Recipe, folder: Path) -> tuple[float,
     return watched(folder, start, lambda: bool(evaluator.finished(POLL_S)))
 
 
-def cold(setup: ProbeSetup, evaluator: TrainingProbe, recipe: Recipe, folder: Path) -> tuple[float, float]:
+def cold(
+    setup: ProbeSetup, evaluator: TrainingProbe, recipe: Recipe, folder: Path
+) -> tuple[float, float]:
     folder.mkdir(parents=True)
     write_json(folder / "job.json", probe_job(setup, recipe, folder, evaluator.tokens))
     environment = {**os.environ, "PYTHONSAFEPATH": "1", **rank_environment(setup)}
@@ -80,17 +83,29 @@ def cold(setup: ProbeSetup, evaluator: TrainingProbe, recipe: Recipe, folder: Pa
     return found
 
 
-def chosen_recipes(description: str, *, default: int) -> tuple[argparse.Namespace, CampaignSpec, Sequence[Recipe]]:
-    """The command line, the example's campaign on the engine it names, and as many of its recipes, evenly apart."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def chosen_recipes(
+    description: str, *, default: int
+) -> tuple[argparse.Namespace, CampaignSpec, Sequence[Recipe]]:
+    """The command line, the example's campaign on the engine it names, and as many of its recipes,
+    evenly apart.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--recipes", type=int, default=default)
     parser.add_argument("--engine", choices=ENGINES, default="torch")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     spec = read_campaign_file(EXAMPLE).spec
-    spec = dataclasses.replace(spec, space=dataclasses.replace(spec.space, engine=(arguments.engine,)))
+    spec = dataclasses.replace(
+        spec, space=dataclasses.replace(spec.space, engine=(arguments.engine,))
+    )
     recipes = spec.space.survey(spec.problem).recipes
-    return arguments, spec, recipes[:: max(1, len(recipes) // arguments.recipes)][: arguments.recipes]
+    return (
+        arguments,
+        spec,
+        recipes[:: max(1, len(recipes) // arguments.recipes)][: arguments.recipes],
+    )
 
 
 def main() -> None:
@@ -98,7 +113,9 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as root:
         spec = dataclasses.replace(
-            spec, run_root=root, probe=dataclasses.replace(spec.probe, warm_up_steps=0, measured_steps=1)
+            spec,
+            run_root=root,
+            probe=dataclasses.replace(spec.probe, warm_up_steps=0, measured_steps=1),
         )
         setup = spec.probe_setup()
         evaluator = TrainingProbe(setup)
@@ -107,10 +124,12 @@ def main() -> None:
             for number, recipe in enumerate(chosen):
                 forked = warm(evaluator, recipe, Path(root) / f"warm-{number}")
                 launched = cold(setup, evaluator, recipe, Path(root) / f"cold-{number}")
-                rows.append({"recipe": recipe.describe(), "forked_s": forked, "torchrun_s": launched})
+                rows.append(
+                    {"recipe": recipe.describe(), "forked_s": forked, "torchrun_s": launched}
+                )
                 print(
-                    f"{recipe.describe():<45} first step: forked {forked[0]:5.2f} s, torchrun {launched[0]:5.2f} s, "
-                    f"{launched[0] / forked[0]:4.1f} x"
+                    f"{recipe.describe():<45} first step: forked {forked[0]:5.2f} s, torchrun"
+                    f" {launched[0]:5.2f} s, {launched[0] / forked[0]:4.1f} x"
                 )
         finally:
             evaluator.close()

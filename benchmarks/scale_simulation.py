@@ -1,21 +1,24 @@
-"""Ten thousand probes on a thousand nodes: what the driver costs, what is lost, and how full the nodes are.
+"""Ten thousand probes on a thousand nodes: what the driver costs, what is lost, and how full the
+nodes are.
 
     python benchmarks/scale_simulation.py [--probes 10000] [--nodes 1000] [--profile] [--json OUT]
 
-The driver, the store and the packing are the real ones; the cluster is simulated (`simulated_cluster.py`): its nodes
-are in five allocations of one to four hours, each followed by another, which end under what runs. Probes of 1 to 64
-nodes are expected to take 1 to 10 minutes; 3 % crash, 1 % lose a node and 2 % take four times as long as expected.
+The driver, the store and the packing are the real ones; the cluster is simulated
+(`simulated_cluster.py`): its nodes are in five allocations of one to four hours, each followed by
+another, which end under what runs. Probes of 1 to 64 nodes are expected to take 1 to 10 minutes; 3
+% crash, 1 % lose a node and 2 % take four times as long as expected.
 
-    driver_cpu_ms     CPU of this process for each outcome, less the simulation's own (which holds the packing's)
-    ..._of_tenths     the same for each tenth of the attempts: what grows with them shows
-    memory_mb         the most that this process held; store_mb is the store's file
+    driver_cpu_ms     CPU of this process for each outcome, less the simulation's own (which holds
+    the packing's) ..._of_tenths     the same for each tenth of the attempts: what grows with them
+    shows memory_mb         the most that this process held; store_mb is the store's file
     cpu_ms_of_questions   CPU of an answer over the whole campaign, and of one of its figures
-    packing_cpu_ms    CPU of placing what waits, for each outcome
-    utilisation       node-seconds that probes held, over nodes times the time to the last outcome
-    perfect           the most that any packer could reach: the work needs at least its node-seconds over all nodes, and
-                      no less than its longest probe takes. It would know all probes beforehand, cut none, and lose
-                      nothing at the ends of allocations
-    lost              orders without exactly one outcome, attempts left open, outcomes that the store does not have
+    packing_cpu_ms    CPU of placing what waits, for each outcome utilisation       node-seconds
+    that probes held, over nodes times the time to the last outcome perfect           the most that
+    any packer could reach: the work needs at least its node-seconds over all nodes, and
+                      no less than its longest probe takes. It would know all probes beforehand, cut
+                      none, and lose nothing at the ends of allocations
+    lost              orders without exactly one outcome, attempts left open, outcomes that the
+    store does not have
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ from frontrunner.store import LocalStore
 NAME = "simulated-cluster"
 DEVICES_PER_NODE = 8
 LOOK_AHEAD = 3
-"""Orders in flight for each that runs on average: those that wait are what a packer chooses from."""
+"""Orders in flight for each that runs on average: those that wait are what a packer chooses
+from.
+"""
 MEAN_NODES = 8
 TOP, TENTHS = 30, 10
 
@@ -88,7 +93,15 @@ class Found:
 
 def campaign(probes: int, nodes: int) -> CampaignSpec:
     """Recipes on 1 to 64 nodes each, more than are probed, in random order."""
-    model = Model(name="bench", layers=96, hidden=4096, heads=64, kv_heads=64, ffn_hidden=16384, vocabulary=50304)
+    model = Model(
+        name="bench",
+        layers=96,
+        hidden=4096,
+        heads=64,
+        kv_heads=64,
+        ffn_hidden=16384,
+        vocabulary=50304,
+    )
     cluster = Cluster(
         name="bench",
         device="simulated",
@@ -133,7 +146,9 @@ def campaign(probes: int, nodes: int) -> CampaignSpec:
 
 
 def register(settings: ClusterSettings) -> tuple[Record, list[SimulatedCluster]]:
-    """Make the simulated cluster an evaluator of this process; what it does is found in what is returned."""
+    """Make the simulated cluster an evaluator of this process; what it does is found in what is
+    returned.
+    """
     record, made = Record(), list[SimulatedCluster]()
 
     def make(setup: ProbeSetup) -> SimulatedCluster:
@@ -182,7 +197,8 @@ def simulated(probes: int, settings: ClusterSettings, store: str) -> Found:
         utilisation=work_s / end_s,
         perfect=work_s / max(work_s, record.longest_probe_s),
         driver_cpu_ms_of_tenths=tuple(
-            round(1000 * (after - before) / max(1, probes // TENTHS), 2) for before, after in itertools.pairwise(marks)
+            round(1000 * (after - before) / max(1, probes // TENTHS), 2)
+            for before, after in itertools.pairwise(marks)
         ),
         memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
         store_mb=Path(store).stat().st_size / 1e6,
@@ -216,7 +232,10 @@ def stored(store: str, record: Record, probes: int) -> tuple[Counter[TrialState]
         found = opened.campaign(None)
         trials = Counter(trial.state for trial in opened.trials(found.id))
         is_open = len(opened.open_attempts(found.id))
-        spent = abs(found.node_seconds_spent - record.node_seconds_held) > 1e-6 * record.node_seconds_held
+        spent = (
+            abs(found.node_seconds_spent - record.node_seconds_held)
+            > 1e-6 * record.node_seconds_held
+        )
     twice_or_never = len(Counter(record.started) - Counter(record.finished)) + (
         len(record.finished) - len(set(record.finished))
     )
@@ -226,7 +245,9 @@ def stored(store: str, record: Record, probes: int) -> tuple[Counter[TrialState]
 
 def main() -> None:
     """Simulate, and print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--probes", type=int, default=10_000)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--profile", action="store_true")

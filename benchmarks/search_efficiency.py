@@ -1,26 +1,31 @@
-"""How many probes strategies need on measured tables: each probe is looked up in a row, which is free.
+"""How many probes strategies need on measured tables: each probe is looked up in a row, which is
+free.
 
-    python benchmarks/search_efficiency.py TABLE.csv... [--strategies A,B] [--seeds N] [--budget N] [--distort reverse]
+    python benchmarks/search_efficiency.py TABLE.csv... [--strategies A,B] [--seeds N] [--budget N]
+    [--distort reverse]
         [--stop SHARE] [--least-rows N] [--unseen] [--json OUT] [--plot OUT.png]
 
-A problem is the rows of one model, sequence length, global batch, machine, number of devices and attention kernel that
-has at least --least-rows rows and a success (evaluators/tables/rows.py). What is in no row is illegal and never
-proposed; a failed row costs a probe; where rows repeat, the best is the truth and what a probe finds. `model-order` is
-the analytic model's bare order: what fits by speed, then the rest by memory. After the name of a strategy, `:pruned`
-leaves out the rows that surely do not fit, and `:failures=mean` is a setting of deephyper. --distort reverse gives
-guided and model-order the model's speeds in the opposite order.
+A problem is the rows of one model, sequence length, global batch, machine, number of devices and
+attention kernel that has at least --least-rows rows and a success (evaluators/tables/rows.py). What
+is in no row is illegal and never proposed; a failed row costs a probe; where rows repeat, the best
+is the truth and what a probe finds. `model-order` is the analytic model's bare order: what fits by
+speed, then the rest by memory. After the name of a strategy, `:pruned` leaves out the rows that
+surely do not fit, and `:failures=mean` is a setting of deephyper. --distort reverse gives guided
+and model-order the model's speeds in the opposite order.
 
-A campaign file (.toml) is searched as a table of what the evaluator `simulated` computes of its legal recipes.
+A campaign file (.toml) is searched as a table of what the evaluator `simulated` computes of its
+legal recipes.
 
 --unseen searches each table with constants fitted to all the others, from constants on that no table gave.
 `error_after` are the mean errors of step times of successes not probed yet: by guided after so many probes, and by the
 formulas alone; `memory_error_after` those of peaks.
 
-`to_5pct` and `to_1pct` are probes until the best found is within 5 % and 1 % of the true best, budget + 1 where it
-never is; for these every search goes on to the budget. A strategy that forecasts would end its campaign once it expects
-less improvement of a probe than the share --stop: after `ends` probes, with `best_at_end`. `failed` counts the probes
-that failed until then, `failed_in_budget` all of `probes`; strategies that do not forecast end with the budget.
-"""
+`to_5pct` and `to_1pct` are probes until the best found is within 5 % and 1 % of the true best,
+budget + 1 where it never is; for these every search goes on to the budget. A strategy that
+forecasts would end its campaign once it expects less improvement of a probe than the share --stop:
+after `ends` probes, with `best_at_end`. `failed` counts the probes that failed until then,
+`failed_in_budget` all of `probes`; strategies that do not forecast end with the budget.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -48,7 +53,9 @@ Figures = dict[str, Any]
 
 def options() -> argparse.Namespace:
     """What the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--strategies", default="guided,random,model-order")
     parser.add_argument("--seeds", type=int, default=10)
@@ -64,11 +71,17 @@ def options() -> argparse.Namespace:
     known = (*STRATEGIES, "model-order")
     unknown = [name for name in chosen.strategies if name.split(":")[0] not in known]
     if unknown or chosen.seeds < 1 or chosen.budget < 1:
-        parser.error(f"unknown strategies: {', '.join(unknown)}" if unknown else "--seeds and --budget are at least 1")
+        parser.error(
+            f"unknown strategies: {', '.join(unknown)}"
+            if unknown
+            else "--seeds and --budget are at least 1"
+        )
     return chosen
 
 
-def cases(paths: list[Path], least_rows: int, distort: str | None, *, unseen: bool) -> dict[str, Case]:
+def cases(
+    paths: list[Path], least_rows: int, distort: str | None, *, unseen: bool
+) -> dict[str, Case]:
     """The problems of all tables by table and name; says on standard error what was left out."""
     found: dict[str, Case] = {}
     rows = {path: read(path) for path in paths if path.suffix != ".toml"} if unseen else {}
@@ -82,13 +95,19 @@ def cases(paths: list[Path], least_rows: int, distort: str | None, *, unseen: bo
         others = [other for key, other in rows.items() if key != path and other.rows]
         constants = fitted(others, SOURCED) if others else None
         for problem in table.problems:
-            case = Case.of(problem, constants=constants, distort=distort) if len(problem.rows) >= least_rows else None
+            case = (
+                Case.of(problem, constants=constants, distort=distort)
+                if len(problem.rows) >= least_rows
+                else None
+            )
             if case is not None:
                 found[f"{path.stem}: {problem.name}"] = case
     return found
 
 
-def summary(problems: dict[str, dict[str, Figures]], strategies: list[str], budget: int) -> dict[str, Figures]:
+def summary(
+    problems: dict[str, dict[str, Figures]], strategies: list[str], budget: int
+) -> dict[str, Figures]:
     """Over all problems, each of which weighs the same."""
     found = {}
     for name in strategies:
@@ -101,10 +120,14 @@ def summary(problems: dict[str, dict[str, Figures]], strategies: list[str], budg
             "failed_share": sum(one["failed"] for one in told) / sum(one["ends"] for one in told),
             "ends": statistics.fmean(one["ends"] for one in told),
             "best_at_end": statistics.fmean(one["best_at_end"] for one in told),
-            "failed_in_budget_share": sum(one["failed_in_budget"] for one in told) / sum(one["probes"] for one in told),
+            "failed_in_budget_share": (
+                sum(one["failed_in_budget"] for one in told) / sum(one["probes"] for one in told)
+            ),
             "ask_s": statistics.fmean(one["ask_s"] for one in told),
             "best_at": {
-                str(n): statistics.fmean(one["best_at"][str(n)] for one in told) for n in CHECKPOINTS if n <= budget
+                str(n): statistics.fmean(one["best_at"][str(n)] for one in told)
+                for n in CHECKPOINTS
+                if n <= budget
             },
         }
     return found
@@ -116,19 +139,29 @@ def show(problems: dict[str, dict[str, Figures]], found: dict[str, Figures]) -> 
     print(f"probes to within 5 %\n{'':{width}}  rows " + "".join(f"{name:>13}" for name in found))
     for name, problem in problems.items():
         rows = next(iter(problem.values()))["rows"]
-        print(f"{name:{width}}{rows:>6} " + "".join(f"{problem[one]['to_5pct']:>13.1f}" for one in found))
-    if told := {name: of["guided"]["error_after"] for name, of in problems.items() if "guided" in of}:
+        print(
+            f"{name:{width}}{rows:>6} "
+            + "".join(f"{problem[one]['to_5pct']:>13.1f}" for one in found)
+        )
+    if told := {
+        name: of["guided"]["error_after"] for name, of in problems.items() if "guided" in of
+    }:
         by_table: dict[str, list[Figures]] = {}
         for name, errors in told.items():
             by_table.setdefault(name.split(":")[0], []).append(errors)
-        print("mean error of rows not probed, by guided after so many probes / by the formulas alone")
-        print(f"{'':{width}}       " + "".join(f"{count:>14}" for count in ERRORS_AFTER))  # fmt: skip
+        print(
+            "mean error of rows not probed, by guided after so many probes / by the formulas alone"
+        )
+        # Fmt: skip
+        print(f"{'':{width}}       " + "".join(f"{count:>14}" for count in ERRORS_AFTER))
         for name, several in by_table.items():
             known = [[one[str(n)] for one in several if str(n) in one] for n in ERRORS_AFTER]
             means = (
-                "{:>6.1%} /{:>5.1%}".format(*map(statistics.fmean, zip(*values, strict=True)))
-                if values
-                else f"{'-':>14}"
+                (
+                    "{:>6.1%} /{:>5.1%}".format(*map(statistics.fmean, zip(*values, strict=True)))
+                    if values
+                    else f"{'-':>14}"
+                )
                 for values in known
             )
             print(f"{name:{width}}       " + "".join(means))
@@ -138,7 +171,10 @@ def show(problems: dict[str, dict[str, Figures]], found: dict[str, Figures]) -> 
             print(f"{key:{width}}       " + "".join(f"{found[one][key]:>13.3g}" for one in found))
     for count in next(iter(found.values()))["best_at"]:
         label = f"share of the best after {count} probes"
-        print(f"{label:{width}}       " + "".join(f"{found[one]['best_at'][count]:>13.3f}" for one in found))
+        print(
+            f"{label:{width}}       "
+            + "".join(f"{found[one]['best_at'][count]:>13.3f}" for one in found)
+        )
 
 
 def show_peaks(problems: dict[str, dict[str, Figures]], width: int) -> None:
@@ -153,14 +189,20 @@ def show_peaks(problems: dict[str, dict[str, Figures]], width: int) -> None:
         known = [[one[str(n)] for one in several if str(n) in one] for n in ERRORS_AFTER]
         print(
             f"{name:{width}}       "
-            + "".join(f"{statistics.fmean(each):>14.1%}" if each else f"{'-':>14}" for each in known)
+            + "".join(
+                f"{statistics.fmean(each):>14.1%}" if each else f"{'-':>14}" for each in known
+            )
         )
 
 
 def plot(runs: dict[str, list[Run]], budget: int, out: Path) -> None:
     """Draw the mean share of the true best after each probe, one line per strategy."""
     rows = [
-        {"strategy": name, "probe": count, "share": statistics.fmean(run.share_after(count) for run in of_strategy)}
+        {
+            "strategy": name,
+            "probe": count,
+            "share": statistics.fmean(run.share_after(count) for run in of_strategy),
+        }
         for name, of_strategy in runs.items()
         for count in range(1, budget + 1)
     ]
@@ -189,7 +231,10 @@ def main() -> None:
     except InvalidInput as error:
         sys.exit(f"search_efficiency: {error}")
     if not found:
-        sys.exit(f"search_efficiency: no problem of at least {chosen.least_rows} rows and a success in these tables")
+        sys.exit(
+            f"search_efficiency: no problem of at least {chosen.least_rows} rows and a success in"
+            " these tables"
+        )
     problems: dict[str, dict[str, Figures]] = {name: {} for name in found}
     runs: dict[str, list[Run]] = {name: [] for name in chosen.strategies}
     for strategy in chosen.strategies:
@@ -203,7 +248,10 @@ def main() -> None:
     over_all = summary(problems, chosen.strategies, chosen.budget)
     show(problems, over_all)
     if chosen.json:
-        settings = {key: getattr(chosen, key) for key in ("seeds", "budget", "least_rows", "stop", "distort")}
+        settings = {
+            key: getattr(chosen, key)
+            for key in ("seeds", "budget", "least_rows", "stop", "distort")
+        }
         told = {"settings": settings, "problems": problems, "summary": over_all}
         chosen.json.write_text(json.dumps(told, indent=1))
     if chosen.plot:

@@ -1,4 +1,6 @@
-"""Searches over measured tables: one strategy on one problem, its probes answered by the table's rows."""
+"""Searches over measured tables: one strategy on one problem, its probes answered by the table's
+rows.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ ERRORS_AFTER = (0, 1, 3, 5)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A problem with its recipes, outcomes and predictions; `best` is the highest measured tokens/s."""
+    """A problem with its recipes, outcomes and predictions; `best` is the highest measured
+    tokens/s.
+    """
 
     name: str
     survey: Survey
@@ -42,15 +46,24 @@ class Case:
 
     @classmethod
     def of(
-        cls, table: TableProblem, *, constants: Mapping[str, float] | None = None, distort: str | None = None
+        cls,
+        table: TableProblem,
+        *,
+        constants: Mapping[str, float] | None = None,
+        distort: str | None = None,
     ) -> Case | None:
         """None for a problem without a success; `constants` take the place of those that ship."""
         cluster = replace(
-            table.problem.cluster, efficiencies={**table.problem.cluster.efficiencies, **(constants or {})}
+            table.problem.cluster,
+            efficiencies={**table.problem.cluster.efficiencies, **(constants or {})},
         )
         table = replace(table, problem=replace(table.problem, cluster=cluster))
         outcomes = table.outcomes()
-        speeds = [outcome.tokens_per_s for outcome in outcomes.values() if isinstance(outcome, Measurement)]
+        speeds = [
+            outcome.tokens_per_s
+            for outcome in outcomes.values()
+            if isinstance(outcome, Measurement)
+        ]
         if not speeds:
             return None
         survey = survey_of(outcomes, table.problem)
@@ -68,7 +81,9 @@ class Case:
     def simulated(cls, spec: CampaignSpec) -> Case:
         """The outcomes of a campaign's legal recipes by the evaluator `simulated`."""
         survey, setup = spec.survey(), replace(spec, run_root="").probe_setup()
-        outcomes: dict[Recipe, Outcome] = {recipe: simulate(recipe, setup) for recipe in survey.recipes}
+        outcomes: dict[Recipe, Outcome] = {
+            recipe: simulate(recipe, setup) for recipe in survey.recipes
+        }
         return cls(
             name=spec.name,
             survey=survey,
@@ -88,27 +103,37 @@ def reversed_prior(prior: Prior) -> Prior:
 
 
 def survey_of(recipes: Iterable[Recipe], problem: Problem) -> Survey:
-    """Return the space of exactly these recipes, which is not checked again: a recipe in no row costs no probe."""
+    """Return the space of exactly these recipes, which is not checked again: a recipe in no row
+    costs no probe.
+    """
     found, neutral = list(recipes), Space().dimensions(problem.cluster)
-    points = [{name: _choice(recipe, name, values[0]) for name, values in neutral.items()} for recipe in found]
+    points = [
+        {name: _choice(recipe, name, values[0]) for name, values in neutral.items()}
+        for recipe in found
+    ]
     dimensions = {name: tuple(dict.fromkeys(point[name] for point in points)) for name in neutral}
     places = Places.of(dimensions, points)
-    return Survey(problem=problem, dimensions=dimensions, recipes=RecipeColumns.of(found), places=places)
+    return Survey(
+        problem=problem, dimensions=dimensions, recipes=RecipeColumns.of(found), places=places
+    )
 
 
 def _choice(recipe: Recipe, name: str, neutral: Choice) -> Choice:
-    """Return the choice of a dimension that names the recipe; accumulation follows from the fixed global batch."""
+    """Return the choice of a dimension that names the recipe; accumulation follows from the fixed
+    global batch.
+    """
     dimension = DIMENSIONS[name]
     return dimension.of(recipe) if name != "accumulation" and dimension.matters(recipe) else neutral
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One search: the best share of the true best after each probe, which probes failed, and seconds an ask.
+    """One search: the best share of the true best after each probe, which probes failed, and
+    seconds an ask.
 
-    `ends` is the number of probes after which the strategy's own forecast would have ended the search; `errors` are
-    the mean errors of step times, of successes not probed yet, after some numbers of probes and before any, and
-    `memory_errors` those of their peaks.
+    `ends` is the number of probes after which the strategy's own forecast would have ended the
+    search; `errors` are the mean errors of step times, of successes not probed yet, after some
+    numbers of probes and before any, and `memory_errors` those of their peaks.
     """
 
     shares: tuple[float, ...]
@@ -119,19 +144,28 @@ class Run:
     memory_errors: dict[int, float]
 
     def share_after(self, probes: int) -> float:
-        """The best share found within so many probes; where nothing was left before, what it ended with."""
+        """The best share found within so many probes; where nothing was left before, what it ended
+        with.
+        """
         return self.shares[min(probes, len(self.shares)) - 1] if self.shares else 0.0
 
     def probes_to(self, factor: float, budget: int) -> int:
-        """Probes until the best found times `factor` reaches the true best; budget + 1 where it never does."""
-        reached = (number for number, share in enumerate(self.shares, start=1) if share * factor >= 1 - 1e-12)
+        """Probes until the best found times `factor` reaches the true best; budget + 1 where it
+        never does.
+        """
+        reached = (
+            number
+            for number, share in enumerate(self.shares, start=1)
+            if share * factor >= 1 - 1e-12
+        )
         return next(reached, budget + 1)
 
 
 def made(name: str, case: Case, seed: int) -> Strategy:
     """A strategy over a case; those that know the model get the case's predictions.
 
-    After the name: `:pruned`, without what surely does not fit, and `:failures=mean`, a setting of deephyper.
+    After the name: `:pruned`, without what surely does not fit, and `:failures=mean`, a setting of
+    deephyper.
     """
     if name == "guided":
         return Guided(case.survey, seed, case.prior)
@@ -152,7 +186,9 @@ def search(name: str, case: Case, *, seed: int, budget: int, stop: float) -> Run
 
 
 def run_of(strategy: Strategy, case: Case, *, budget: int, stop: float) -> Run:
-    """Ask, look up and tell until the budget is used up or nothing is left, whatever a forecast says."""
+    """Ask, look up and tell until the budget is used up or nothing is left, whatever a forecast
+    says.
+    """
     shares: list[float] = []
     ask_s: list[float] = []
     failures: list[bool] = []
@@ -161,9 +197,15 @@ def run_of(strategy: Strategy, case: Case, *, budget: int, stop: float) -> Run:
     errors: dict[int, tuple[float, float]] = {}
     memory_errors: dict[int, float] = {}
     while len(shares) < budget:
-        if len(shares) in ERRORS_AFTER and (error := errors_of(strategy, case, asked_for)) is not None:
+        if (
+            len(shares) in ERRORS_AFTER
+            and (error := errors_of(strategy, case, asked_for)) is not None
+        ):
             errors[len(shares)] = error
-        if len(shares) in ERRORS_AFTER and (off := memory_error_of(strategy, case, asked_for)) is not None:
+        if (
+            len(shares) in ERRORS_AFTER
+            and (off := memory_error_of(strategy, case, asked_for)) is not None
+        ):
             memory_errors[len(shares)] = off
         started = time.perf_counter()
         asked = strategy.ask(1)
@@ -189,31 +231,47 @@ def run_of(strategy: Strategy, case: Case, *, budget: int, stop: float) -> Run:
 
 
 def errors_of(strategy: Strategy, case: Case, probed: set[Recipe]) -> tuple[float, float] | None:
-    """The mean errors of step times, of successes not probed: by the strategy's forecast, and by the formulas alone."""
+    """The mean errors of step times, of successes not probed: by the strategy's forecast, and by
+    the formulas alone.
+    """
     if not isinstance(strategy, Guided):
         return None
     recipes, outcomes = case.survey.recipes, case.outcomes
     cold = dict(zip(recipes, np.exp(case.prior.log_speed).tolist(), strict=True))
     now = {one.recipe: one.tokens_per_s for one in strategy.forecasts(len(recipes))} or cold
-    speeds = {one: found.tokens_per_s for one in recipes if isinstance(found := outcomes[one], Measurement)}
+    speeds = {
+        one: found.tokens_per_s
+        for one in recipes
+        if isinstance(found := outcomes[one], Measurement)
+    }
     left = [recipe for recipe in speeds if recipe in now and recipe not in probed]
     if not left:
         return None
-    now_off, cold_off = (statistics.fmean(abs(speeds[one] / told[one] - 1) for one in left) for told in (now, cold))
+    now_off, cold_off = (
+        statistics.fmean(abs(speeds[one] / told[one] - 1) for one in left) for told in (now, cold)
+    )
     return now_off, cold_off
 
 
 def memory_error_of(strategy: Strategy, case: Case, probed: set[Recipe]) -> float | None:
-    """The mean error of measured peaks, of successes not probed; None for strategies that expect none, or no peak."""
+    """The mean error of measured peaks, of successes not probed; None for strategies that expect
+    none, or no peak.
+    """
     if not isinstance(strategy, Guided):
         return None
     peaks = {
         recipe: peak
         for recipe, outcome in case.outcomes.items()
-        if isinstance(outcome, Measurement) and recipe not in probed and (peak := outcome.peak_memory_bytes_max_rank)
+        if isinstance(outcome, Measurement)
+        and recipe not in probed
+        and (peak := outcome.peak_memory_bytes_max_rank)
     }
     told = strategy.peak_memory_bytes() if peaks else {}
-    return statistics.fmean(abs(told[one] / peak - 1) for one, peak in peaks.items()) if peaks else None
+    return (
+        statistics.fmean(abs(told[one] / peak - 1) for one, peak in peaks.items())
+        if peaks
+        else None
+    )
 
 
 def _promises_less(strategy: Strategy, stop: float) -> bool:
@@ -222,10 +280,16 @@ def _promises_less(strategy: Strategy, stop: float) -> bool:
 
 
 def figures(runs: Sequence[Run], case: Case, budget: int) -> dict[str, object]:
-    """Means over the runs of one strategy on one problem; what counts probes is a number of them."""
+    """Means over the runs of one strategy on one problem; what counts probes is a number of
+    them.
+    """
     return {
         "rows": case.rows,
-        "best_at": {str(n): statistics.fmean(run.share_after(n) for run in runs) for n in CHECKPOINTS if n <= budget},
+        "best_at": {
+            str(n): statistics.fmean(run.share_after(n) for run in runs)
+            for n in CHECKPOINTS
+            if n <= budget
+        },
         "to_5pct": statistics.fmean(run.probes_to(CLOSE, budget) for run in runs),
         "to_1pct": statistics.fmean(run.probes_to(CLOSER, budget) for run in runs),
         "error_after": {

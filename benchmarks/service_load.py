@@ -1,14 +1,16 @@
 """How fast the service answers many clients over a large store, while a driver writes to it.
 
-    python benchmarks/service_load.py [--campaigns 100] [--measurements 100000] [--clients 20] [--seconds 15]
+    python benchmarks/service_load.py [--campaigns 100] [--measurements 100000] [--clients 20]
+    [--seconds 15]
 
-Builds a store, serves it from a process of its own, has another write 50 outcomes a second to one more campaign, and
-asks from as many clients at once, each one question after the other without a pause: of the API, and pages, live ones
-as if all of their parts had changed. Prints the median and the 99th percentile of each question, the processor time
-of the service and of the clients, what the driver wrote and what the store holds of it. Then asks one question at a
-time: the processor time that the service needs for an answer depends least on what else the machine does. Beside
-that, what share of a core the service takes while nobody asks, while a live page is open that asks as a browser
-does, with its figures, and while a stream is open in which nothing happens.
+Builds a store, serves it from a process of its own, has another write 50 outcomes a second to one
+more campaign, and asks from as many clients at once, each one question after the other without a
+pause: of the API, and pages, live ones as if all of their parts had changed. Prints the median and
+the 99th percentile of each question, the processor time of the service and of the clients, what the
+driver wrote and what the store holds of it. Then asks one question at a time: the processor time
+that the service needs for an answer depends least on what else the machine does. Beside that, what
+share of a core the service takes while nobody asks, while a live page is open that asks as a
+browser does, with its figures, and while a stream is open in which nothing happens.
 """
 
 from __future__ import annotations
@@ -76,7 +78,13 @@ def questions(recipe: str) -> list[str]:
         "/healthz",
     ]
     driven = [f"{API}/campaigns/driven", f"{API}/campaigns/driven/best"]
-    pages = ["/", "/compare", "/campaigns/c7", "/campaigns/driven", "/campaigns/driven/live?seen=earlier~0"]
+    pages = [
+        "/",
+        "/compare",
+        "/campaigns/c7",
+        "/campaigns/driven",
+        "/campaigns/driven/live?seen=earlier~0",
+    ]
     drawn = ["/campaigns/c7/figures/speed-memory", "/campaigns/c7/figures/parallel-coordinates"]
     single = [f"/recipes/{recipe}", "/launch", "/plan?model=frontier-22b&nodes=8"]
     return [*campaigns, *whole, *driven, *pages, *drawn, *single]
@@ -124,10 +132,15 @@ def client(asker: Asker, asked: list[str], until: float, times_s: dict[str, list
     asker.close()
 
 
-def load(connect: Callable[[], Asker], asked: list[str], clients: int, seconds: float) -> dict[str, list[float]]:
+def load(
+    connect: Callable[[], Asker], asked: list[str], clients: int, seconds: float
+) -> dict[str, list[float]]:
     times_s: dict[str, list[float]] = defaultdict(list)
     until = time.monotonic() + seconds
-    threads = [threading.Thread(target=client, args=(connect(), asked, until, times_s)) for _ in range(clients)]
+    threads = [
+        threading.Thread(target=client, args=(connect(), asked, until, times_s))
+        for _ in range(clients)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -174,11 +187,17 @@ def show(times_s: dict[str, list[float]]) -> None:
         found.sort()
         p99 = found[min(len(found) - 1, int(0.99 * len(found)))]
         median = statistics.median(found)
-        print(f"{question:62s} {len(found):6d}  median {1e3 * median:6.1f} ms  p99 {1e3 * p99:6.1f} ms")
+        print(
+            f"{question:62s} {len(found):6d}  median {1e3 * median:6.1f} ms  p99"
+            f" {1e3 * p99:6.1f} ms"
+        )
 
 
 def show_load(
-    connect: Callable[[], Asker], server: psutil.Process, asked: list[str], options: argparse.Namespace
+    connect: Callable[[], Asker],
+    server: psutil.Process,
+    asked: list[str],
+    options: argparse.Namespace,
 ) -> None:
     before_s, own_before_s = processor_s(server), time.process_time()
     times_s = load(connect, asked, options.clients, options.seconds)
@@ -186,18 +205,24 @@ def show_load(
     show(times_s)
     answers = sum(map(len, times_s.values()))
     print(
-        f"{answers / options.seconds:.0f} answers a second; of each, {1e3 * spent_s / answers:.1f} ms of processor time"
+        f"{answers / options.seconds:.0f} answers a second; of each, {1e3 * spent_s / answers:.1f}"
+        " ms of processor time"
     )
     print(f"were the service's and {1e3 * own_s / answers:.1f} ms the clients'")
 
 
 def show_alone(asker: Asker, server: psutil.Process, asked: list[str]) -> None:
-    """The processor time of the service for an answer, of each question by itself, while the driver goes on."""
+    """The processor time of the service for an answer, of each question by itself, while the driver
+    goes on.
+    """
     for question in sorted(asked):
         before_s = processor_s(server)
         for _ in range(ASKED_ALONE):
             asker.ask(question)
-        print(f"{question:62s} {1e3 * (processor_s(server) - before_s) / ASKED_ALONE:6.1f} ms of the service alone")
+        print(
+            f"{question:62s} {1e3 * (processor_s(server) - before_s) / ASKED_ALONE:6.1f} ms of the"
+            " service alone"
+        )
 
 
 def port_and_token(folder: Path) -> tuple[int, str]:
@@ -213,7 +238,9 @@ def measure(folder: Path, options: argparse.Namespace, recipe: str) -> None:
     driver = None
     try:
         port, token = port_and_token(folder)
-        driver = subprocess.Popen([*me, "--part", "drive"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        driver = subprocess.Popen(
+            [*me, "--part", "drive"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         driver.stdout.readline()  # it says when it has begun
         asked, process = questions(recipe), psutil.Process(server.pid)
 
@@ -228,7 +255,10 @@ def measure(folder: Path, options: argparse.Namespace, recipe: str) -> None:
         written, latest_s = driver.communicate()[0].split()
         with open_store(str(folder / "load.db"), create=False, read_only=True) as store:
             kept = store.campaign("driven").outcomes
-        print(f"the driver wrote {written} outcomes, at most {latest_s} s late; the store holds {kept}")
+        print(
+            f"the driver wrote {written} outcomes, at most {latest_s} s late; the store holds"
+            f" {kept}"
+        )
         print(f"while nobody asks, the service takes {100 * idle:.2f} % of a core")
         print(f"while a live page is open and trials come in, {100 * page:.2f} %")
         follower = connect()
@@ -244,7 +274,9 @@ def measure(folder: Path, options: argparse.Namespace, recipe: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--campaigns", type=int, default=100)
     parser.add_argument("--measurements", type=int, default=100_000)
     parser.add_argument("--clients", type=int, default=20)

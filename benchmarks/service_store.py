@@ -52,28 +52,37 @@ def build(path: Path, campaigns: int, measurements: int) -> str:
     with open_store(str(path)) as store:
         for place in range(campaigns):
             name = f"c{place}"
-            made = store.create_campaign(name=name, spec_json=spec_json(name), legal_recipes=each, problem_summary={})
+            made = store.create_campaign(
+                name=name, spec_json=spec_json(name), legal_recipes=each, problem_summary={}
+            )
             for tables in rows(made.id, each, 1):
                 with store.database.write() as connection:
                     for table, values in tables.items():
-                        connection.execute(insert(table), [moved(value, place, each) for value in values])
+                        connection.execute(
+                            insert(table), [moved(value, place, each) for value in values]
+                        )
         with store.database.read() as connection:
-            recipe: str = connection.exec_driver_sql("SELECT recipe_id FROM trials LIMIT 1").scalar_one()
+            recipe: str = connection.exec_driver_sql(
+                "SELECT recipe_id FROM trials LIMIT 1"
+            ).scalar_one()
     return recipe
 
 
 def moved(row: dict[str, Any], place: int, each: int) -> dict[str, Any]:
-    """A row of `store_queries` with ids of its own; of two campaigns that follow one another the recipes are shared."""
+    """A row of `store_queries` with ids of its own; of two campaigns that follow one another the
+    recipes are shared.
+    """
     ids = {key: value + place * each for key, value in row.items() if key in IDS}
     recipe = {"recipe_id": f"{place // 2:02x}{row['recipe_id'][2:]}"} if "recipe_id" in row else {}
     return row | ids | recipe
 
 
 def drive(path: Path) -> None:
-    """Write outcomes at a steady rate, as a driver does, until stdin ends: of the space's recipes again and again.
+    """Write outcomes at a steady rate, as a driver does, until stdin ends: of the space's recipes
+    again and again.
 
-    Each counts as a new one, as if the space were larger than anything that is written.
-    Prints a line when it begins, and then how many there were, and how late the latest was in seconds.
+    Each counts as a new one, as if the space were larger than anything that is written. Prints a
+    line when it begins, and then how many there were, and how late the latest was in seconds.
     """
     asked_to_end = threading.Event()
 
@@ -86,7 +95,10 @@ def drive(path: Path) -> None:
     recipes = spec_of("driven").survey().recipes
     with open_store(str(path)) as store:
         campaign = store.create_campaign(
-            name="driven", spec_json=spec_json("driven"), legal_recipes=len(recipes), problem_summary={}
+            name="driven",
+            spec_json=spec_json("driven"),
+            legal_recipes=len(recipes),
+            problem_summary={},
         )
         lease = store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid(), duration_s=3600)
         writer = store.drive(lease)
@@ -101,7 +113,9 @@ def drive(path: Path) -> None:
             latest_s = max(latest_s, now - written / OUTCOMES_PER_S)
             recipe = dice.choice(recipes)
             with writer.together():
-                attempt = writer.start_attempt(writer.propose(f"{written:012x}", recipe), run_folder=f"runs/{written}")
+                attempt = writer.start_attempt(
+                    writer.propose(f"{written:012x}", recipe), run_folder=f"runs/{written}"
+                )
             with writer.together():
                 writer.finish_attempt(attempt, sample(dice), retry=False)
                 writer.event("outlook", expected_improvement=0.1, measured=written)

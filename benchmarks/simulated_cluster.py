@@ -1,8 +1,9 @@
-"""A cluster that is simulated in time: nodes in allocations that end, probes that fail, straggle and are cut off.
+"""A cluster that is simulated in time: nodes in allocations that end, probes that fail, straggle
+and are cut off.
 
-It keeps the contract of `Evaluator`, so that the real driver runs on it. Its clock is virtual: `finished` goes on to
-the next moment at which a probe or an allocation ends, however far away that is. Which probe starts where is decided
-by `evaluators/cluster/allocations.py`.
+It keeps the contract of `Evaluator`, so that the real driver runs on it. Its clock is virtual:
+`finished` goes on to the next moment at which a probe or an allocation ends, however far away that
+is. Which probe starts where is decided by `evaluators/cluster/allocations.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.cluster.allocations import Occupied, Room, Waiting, place
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOrder, ProbeSetup, Progress
+from frontrunner.evaluators.protocol import (
+    QUEUED,
+    Evaluator,
+    Finished,
+    ProbeOrder,
+    ProbeSetup,
+    Progress,
+)
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 
 
@@ -27,8 +35,9 @@ from frontrunner.results.outcome import Failure, FailureKind, Outcome
 class ClusterSettings:
     """The cluster's and its probes' chances.
 
-    `walltime_s` bounds an allocation's length, `probe_s` a probe's. Of all probes the shares `crashes`, `node_losses`
-    and `stragglers` end early by their own fault, lose a node, and take `straggling` times as long as expected.
+    `walltime_s` bounds an allocation's length, `probe_s` a probe's. Of all probes the shares
+    `crashes`, `node_losses` and `stragglers` end early by their own fault, lose a node, and take
+    `straggling` times as long as expected.
     """
 
     nodes: int = 1000
@@ -43,7 +52,9 @@ class ClusterSettings:
 
 @dataclass(kw_only=True)
 class Running:
-    """A probe that holds nodes: since when, how long it is expected to, and what becomes of it if nothing cuts it."""
+    """A probe that holds nodes: since when, how long it is expected to, and what becomes of it if
+    nothing cuts it.
+    """
 
     order: ProbeOrder
     allocation_id: str
@@ -55,7 +66,9 @@ class Running:
 
 @dataclass(kw_only=True)
 class Record:
-    """What happened, for the benchmark to judge. Node-seconds are those that probes held, by any end."""
+    """What happened, for the benchmark to judge. Node-seconds are those that probes held, by any
+    end.
+    """
 
     cpu_s: float = 0.0
     packing_s: float = 0.0
@@ -82,7 +95,9 @@ class SimulatedCluster(Evaluator):
         self._allocations: dict[str, tuple[int, float]] = {}
         self.now_s = 0.0
         for number in range(settings.allocations):
-            self._allocate(settings.nodes // settings.allocations, first=number / settings.allocations)
+            self._allocate(
+                settings.nodes // settings.allocations, first=number / settings.allocations
+            )
 
     def start(self, order: ProbeOrder) -> None:
         """Queue an order."""
@@ -123,7 +138,9 @@ class SimulatedCluster(Evaluator):
         self.record.cpu_s += time.process_time() - began_s
 
     def _allocate(self, nodes: int, *, first: float = 1.0) -> None:
-        """A new allocation, and its end as an event; the first ones are `first` times as long, so that ends differ."""
+        """A new allocation, and its end as an event; the first ones are `first` times as long, so
+        that ends differ.
+        """
         name = f"job-{next(self._names)}"
         end_s = self.now_s + self._draw.uniform(*self._settings.walltime_s) * (0.5 + 0.5 * first)
         self._allocations[name] = nodes, end_s
@@ -159,10 +176,14 @@ class SimulatedCluster(Evaluator):
         heapq.heappush(self._ends, (self.now_s + seconds, 0, token))
 
     def _fate(self, order: ProbeOrder, expected_s: float) -> tuple[Outcome, float]:
-        """What becomes of a probe and after how many seconds, should its allocation last as long."""
+        """What becomes of a probe and after how many seconds, should its allocation last as
+        long.
+        """
         chance, chances = self._draw.random(), self._settings
         if chance < chances.crashes:
-            failure = Failure(kind=FailureKind.CRASHED, message="simulated: a rank ended with an error")
+            failure = Failure(
+                kind=FailureKind.CRASHED, message="simulated: a rank ended with an error"
+            )
             return failure, expected_s * self._draw.random()
         if chance < chances.crashes + chances.node_losses:
             self.record.lost_nodes += 1
@@ -174,7 +195,9 @@ class SimulatedCluster(Evaluator):
         return simulate(order.recipe, self._setup), expected_s * stretch
 
     def _advance(self) -> list[Finished]:
-        """Go on to the next end and take all ends of that moment; an allocation's end cuts what runs in it."""
+        """Go on to the next end and take all ends of that moment; an allocation's end cuts what
+        runs in it.
+        """
         done: list[Finished] = []
         while self._ends and not done and self._running:
             self.now_s = self._ends[0][0]

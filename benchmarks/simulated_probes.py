@@ -2,10 +2,11 @@
 
     python benchmarks/simulated_probes.py
 
-Each probe begins with a step of four and one of one and a half times the true one; the others vary normally around it,
-and where it says so one in ten is interrupted for half to twice a step. Told are, for the default settings and no best
-to be slower than: steps in all, the share of intervals that hold the truth, the error of the median that 19 of 20
-probes stay below, and how the probes ended.
+Each probe begins with a step of four and one of one and a half times the true one; the others vary
+normally around it, and where it says so one in ten is interrupted for half to twice a step. Told
+are, for the default settings and no best to be slower than: steps in all, the share of intervals
+that hold the truth, the error of the median that 19 of 20 probes stay below, and how the probes
+ended.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ def probe(draw: random.Random, variation: float, *, interrupted: bool) -> Simula
     times = [4.0, 1.5]
     most_dropped = SETTINGS.max_steps // 2 - SETTINGS.warm_up_steps
     while True:
-        kept = settled(times[SETTINGS.warm_up_steps :], most_dropped=most_dropped, tolerance=SETTINGS.precision / 2)
+        kept = settled(
+            times[SETTINGS.warm_up_steps :],
+            most_dropped=most_dropped,
+            tolerance=SETTINGS.precision / 2,
+        )
         most = SETTINGS.max_steps - SETTINGS.warm_up_steps
         found = None
         if len(kept) >= SETTINGS.min_measured_steps:
@@ -54,7 +59,9 @@ def probe(draw: random.Random, variation: float, *, interrupted: bool) -> Simula
         times.append(step(draw, variation, interrupted=interrupted))
     low, high = interval(kept)
     error = abs(statistics.median(kept) - 1.0)
-    return Simulated(steps=len(times), error=error, is_covered=low <= 1.0 <= high, ended=found or "limit")
+    return Simulated(
+        steps=len(times), error=error, is_covered=low <= 1.0 <= high, ended=found or "limit"
+    )
 
 
 def main() -> None:
@@ -65,10 +72,14 @@ def main() -> None:
             found = [probe(draw, variation, interrupted=interrupted) for _ in range(PROBES)]
             endings = Counter(one.ended for one in found)
             print(
-                f"  steps vary by {100 * variation:4.1f} %: {statistics.fmean(one.steps for one in found):4.1f} steps, "
-                f"{100 * statistics.fmean(one.is_covered for one in found):.0f} % of intervals hold the truth, "
-                f"19 of 20 medians within {100 * sorted(one.error for one in found)[int(0.95 * PROBES)]:.1f} %; "
-                + ", ".join(f"{100 * count / PROBES:.0f} % {name}" for name, count in endings.most_common())
+                f"  steps vary by {100 * variation:4.1f} %:"
+                f" {statistics.fmean(one.steps for one in found):4.1f} steps,"
+                f" {100 * statistics.fmean(one.is_covered for one in found):.0f} % of intervals"
+                " hold the truth, 19 of 20 medians within"
+                f" {100 * sorted(one.error for one in found)[int(0.95 * PROBES)]:.1f} %; "
+                + ", ".join(
+                    f"{100 * count / PROBES:.0f} % {name}" for name, count in endings.most_common()
+                )
             )
 
 

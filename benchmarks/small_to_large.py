@@ -1,18 +1,23 @@
-"""How well a campaign on few nodes predicts a large one, on tables that hold one model at several node counts.
+"""How well a campaign on few nodes predicts a large one, on tables that hold one model at several
+node counts.
 
-    python benchmarks/small_to_large.py TABLE.csv... [--factor 4] [--small-budget 20] [--budget 25] [--least-rows 20]
+    python benchmarks/small_to_large.py TABLE.csv... [--factor 4] [--small-budget 20] [--budget 25]
+    [--least-rows 20]
         [--seeds 3] [--json OUT]
 
-A pair is a table's problem of at least --least-rows rows, and the problem of the same model, sequence length,
-precision, machine and kernel on about --factor times fewer devices. A guided campaign of at most --small-budget probes
-searches the small one, and ends as a campaign does. What it measured, and nothing else, predicts the large one:
+A pair is a table's problem of at least --least-rows rows, and the problem of the same model,
+sequence length, precision, machine and kernel on about --factor times fewer devices. A guided
+campaign of at most --small-budget probes searches the small one, and ends as a campaign does. What
+it measured, and nothing else, predicts the large one:
 
-    rank        Spearman's rank correlation of predicted and measured tokens/s over all measured rows of the large one
-    error       the median of |predicted step time / measured - 1| over these rows, and `top` over the predicted ten
-    in 95 %     how many of these rows lie in their predicted 95 % interval, and of the predicted ten
-    cold, warm  guided's probes at full scale to within 5 % of the best, without and with the small campaign
+    rank        Spearman's rank correlation of predicted and measured tokens/s over all measured
+    rows of the large one error       the median of |predicted step time / measured - 1| over these
+    rows, and `top` over the predicted ten in 95 %     how many of these rows lie in their predicted
+    95 % interval, and of the predicted ten cold, warm  guided's probes at full scale to within 5 %
+    of the best, without and with the small campaign
 
-The formulas' own rank correlation, without any measurement, stands beside as `alone`. All are means over the seeds.
+The formulas' own rank correlation, without any measurement, stands beside as `alone`. All are means
+over the seeds.
 """
 
 from __future__ import annotations
@@ -41,16 +46,26 @@ TOP = 10
 Figures = dict[str, float]
 
 
-def pairs(problems: Iterable[TableProblem], factor: float, least_rows: int) -> list[tuple[TableProblem, TableProblem]]:
-    """Each large problem with the small one whose share of its devices is nearest to 1 / factor, at most a half."""
+def pairs(
+    problems: Iterable[TableProblem], factor: float, least_rows: int
+) -> list[tuple[TableProblem, TableProblem]]:
+    """Each large problem with the small one whose share of its devices is nearest to 1 / factor, at
+    most a half.
+    """
     by_devices = sorted(
-        (problem for problem in problems if len(problem.rows) >= least_rows and Case.of(problem) is not None),
+        (
+            problem
+            for problem in problems
+            if len(problem.rows) >= least_rows and Case.of(problem) is not None
+        ),
         key=devices,
     )
     found = []
     for large in by_devices:
         smaller = [
-            other for other in by_devices if alike(other) == alike(large) and 2 * devices(other) <= devices(large)
+            other
+            for other in by_devices
+            if alike(other) == alike(large) and 2 * devices(other) <= devices(large)
         ]
         if smaller:
             found.append((min(smaller, key=lambda other: distance(other, large, factor)), large))
@@ -65,27 +80,46 @@ def devices(problem: TableProblem) -> int:
 def alike(problem: TableProblem) -> tuple[object, ...]:
     """What both problems of a pair have in common."""
     model, own = problem.problem.model, problem.problem
-    return model.layers, model.hidden, own.sequence_length, own.precision, own.cluster.device, model.attention
+    return (
+        model.layers,
+        model.hidden,
+        own.sequence_length,
+        own.precision,
+        own.cluster.device,
+        model.attention,
+    )
 
 
 def distance(small: TableProblem, large: TableProblem, factor: float) -> float:
     """How far the ratios of devices and of batches are from the factor, as logarithms."""
     batches = large.problem.global_batch.maximum / small.problem.global_batch.maximum
-    return abs(np.log(devices(large) / devices(small) / factor)) + 0.1 * abs(np.log(batches / factor))
+    return abs(np.log(devices(large) / devices(small) / factor)) + 0.1 * abs(
+        np.log(batches / factor)
+    )
 
 
 def small_campaign(case: Case, seed: int, budget: int) -> list[Evidence]:
-    """What a guided campaign measures, until it expects less than `STOP` of the next probe twice in a row."""
+    """What a guided campaign measures, until it expects less than `STOP` of the next probe twice in
+    a row.
+    """
     strategy = Guided(case.survey, seed)
     found: list[Evidence] = []
     measured = little = 0
     while len(found) < budget and little < 2 and (asked := strategy.ask(1)):
         outcome = case.outcomes[asked[0]]
         strategy.tell(Told(recipe=asked[0], outcome=outcome))
-        found.append(Evidence(problem=case.survey.problem, recipe=asked[0], outcome=outcome, origin=case.name))
+        found.append(
+            Evidence(
+                problem=case.survey.problem, recipe=asked[0], outcome=outcome, origin=case.name
+            )
+        )
         measured += isinstance(outcome, Measurement)
         outlook = strategy.outlook()
-        promises_little = outlook is not None and outlook.expected_improvement < STOP and measured >= LEAST_MEASURED
+        promises_little = (
+            outlook is not None
+            and outlook.expected_improvement < STOP
+            and measured >= LEAST_MEASURED
+        )
         little = little + 1 if promises_little else 0
     return found
 
@@ -102,7 +136,9 @@ def judged(forecasts: list[Predicted], case: Case) -> Figures:
     holds = {found.recipe: found.low <= measured <= found.high for found, measured in rows}
     top = [found.recipe for found in forecasts if found.recipe in errors][:TOP]
     return {
-        "rank": rank_correlation([found.tokens_per_s for found, _ in rows], [measured for _, measured in rows]),
+        "rank": rank_correlation(
+            [found.tokens_per_s for found, _ in rows], [measured for _, measured in rows]
+        ),
         "error": statistics.median(errors.values()),
         "error_of_top": statistics.median(errors[recipe] for recipe in top),
         "in_95": statistics.fmean(holds.values()),
@@ -120,7 +156,11 @@ def alone(case: Case) -> float:
     """The rank correlation of the bare formulas."""
     recipes = case.survey.recipes
     prior = dict(zip(recipes, prior_of(recipes, case.survey.problem).log_speed, strict=True))
-    measured = {recipe: found.tokens_per_s for recipe, found in case.outcomes.items() if isinstance(found, Measurement)}
+    measured = {
+        recipe: found.tokens_per_s
+        for recipe, found in case.outcomes.items()
+        if isinstance(found, Measurement)
+    }
     return rank_correlation([float(prior[recipe]) for recipe in measured], list(measured.values()))
 
 
@@ -131,15 +171,23 @@ def compared(small: Case, large: Case, seed: int, chosen: argparse.Namespace) ->
     warm.remember(evidence)
     found = judged(warm.forecasts(len(large.survey.recipes)), large)
     runs = {
-        name: run_of(strategy, large, budget=chosen.budget, stop=STOP).probes_to(CLOSE, chosen.budget)
+        name: run_of(strategy, large, budget=chosen.budget, stop=STOP).probes_to(
+            CLOSE, chosen.budget
+        )
         for name, strategy in (("cold", cold), ("warm", warm))
     }
-    return found | {"small_probes": len(evidence)} | {f"{name}_to_5pct": float(count) for name, count in runs.items()}
+    return (
+        found
+        | {"small_probes": len(evidence)}
+        | {f"{name}_to_5pct": float(count) for name, count in runs.items()}
+    )
 
 
 def options() -> argparse.Namespace:
     """What the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--factor", type=float, default=4.0)
     parser.add_argument("--small-budget", type=int, default=20)
@@ -168,10 +216,15 @@ def main() -> None:
             show(name, found[name])
     if not found:
         sys.exit("small_to_large: these tables hold no model at several node counts")
-    over_all = {key: statistics.fmean(one[key] for one in found.values()) for key in next(iter(found.values()))}
+    over_all = {
+        key: statistics.fmean(one[key] for one in found.values())
+        for key in next(iter(found.values()))
+    }
     show("mean", over_all)
     if chosen.json:
-        chosen.json.write_text(json.dumps({"pairs": found, "mean": over_all}, indent=1), encoding="utf-8")
+        chosen.json.write_text(
+            json.dumps({"pairs": found, "mean": over_all}, indent=1), encoding="utf-8"
+        )
 
 
 def show(name: str, one: Figures) -> None:

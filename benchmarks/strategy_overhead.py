@@ -1,7 +1,9 @@
-"""What choosing costs: processor time of ask and tell per trial, by strategy and number of outcomes told before.
+"""What choosing costs: processor time of ask and tell per trial, by strategy and number of outcomes
+told before.
 
-Run with `python benchmarks/strategy_overhead.py [--json OUT] [--only guided --told 5000]`. Every third outcome is an
-out-of-memory failure. Compare figures of one run with one another: they depend on the machine and on what else it does.
+Run with `python benchmarks/strategy_overhead.py [--json OUT] [--only guided --told 5000]`. Every
+third outcome is an out-of-memory failure. Compare figures of one run with one another: they depend
+on the machine and on what else it does.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ TRIALS_TIMED_OTHERWISE = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Processor times of one strategy after `told` outcomes; the rebuild is telling those and asking once."""
+    """Processor times of one strategy after `told` outcomes; the rebuild is telling those and
+    asking once.
+    """
 
     strategy: str
     told: int
@@ -42,9 +46,22 @@ class Cost:
 
 def large_survey() -> Survey:
     """A space of more than 10,000 legal recipes."""
-    model = Model(name="bench", layers=64, hidden=8192, heads=64, kv_heads=64, ffn_hidden=32768, vocabulary=51200)
+    model = Model(
+        name="bench",
+        layers=64,
+        hidden=8192,
+        heads=64,
+        kv_heads=64,
+        ffn_hidden=32768,
+        vocabulary=51200,
+    )
     cluster = Cluster(
-        name="bench", device="gpu", backend="cuda", nodes=64, devices_per_node=8, memory_gib_per_device=64
+        name="bench",
+        device="gpu",
+        backend="cuda",
+        nodes=64,
+        devices_per_node=8,
+        memory_gib_per_device=64,
     )
     batch = GlobalBatch(minimum=1, maximum=8192)
     problem = Problem(model=model, cluster=cluster, sequence_length=2048, global_batch=batch)
@@ -64,7 +81,9 @@ def large_survey() -> Survey:
 
 def told(recipe: Recipe) -> Told:
     """An outcome made up from the recipe: choosing takes as long for made-up numbers."""
-    speed = recipe.micro_batch_seqs / (1 + recipe.micro_batch_seqs) / (1 + 0.1 * recipe.tensor_parallel)
+    speed = (
+        recipe.micro_batch_seqs / (1 + recipe.micro_batch_seqs) / (1 + 0.1 * recipe.tensor_parallel)
+    )
     memory = int(2**30 * recipe.micro_batch_seqs / recipe.pipeline_parallel) + 1
     outcome = Measurement(
         step_times_s=(1 / speed,),
@@ -102,7 +121,9 @@ def cost(name: str, survey: Survey, told_before: int) -> Cost:
     """Tell a new strategy that many outcomes, then time trials one by one."""
     strategy = make_strategy(name, survey, seed=0)
     recipes = make_strategy("random", survey, seed=1).ask(told_before)
-    outcomes = [told(recipe) if place % 3 else failed(recipe) for place, recipe in enumerate(recipes)]
+    outcomes = [
+        told(recipe) if place % 3 else failed(recipe) for place, recipe in enumerate(recipes)
+    ]
     started = time.process_time()
     for outcome in outcomes:
         strategy.tell(outcome)
@@ -121,10 +142,14 @@ def cost(name: str, survey: Survey, told_before: int) -> Cost:
 
 def main() -> None:
     """Print the table, and write it as JSON where asked to."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here, too")
     parser.add_argument("--only", choices=(*LISTED, *GUIDED), help="one strategy")
-    parser.add_argument("--told", type=int, action="append", metavar="N", help="with --only: outcomes told before")
+    parser.add_argument(
+        "--told", type=int, action="append", metavar="N", help="with --only: outcomes told before"
+    )
     given = parser.parse_args()
     out: Path | None = given.json
     survey = large_survey()
@@ -133,7 +158,10 @@ def main() -> None:
     if given.only:
         cases = [(given.only, count) for count in given.told or (10, 100, 1000)]
     print(f"{len(survey.recipes):,} legal recipes of {survey.points:,} points\n")
-    print(f"{'strategy':14}{'told':>8}{'rebuild s':>12}{'ms a trial':>12}{'slowest ms':>12}{'memory MB':>12}")
+    print(
+        f"{'strategy':14}{'told':>8}{'rebuild s':>12}{'ms a trial':>12}{'slowest ms':>12}"
+        f"{'memory MB':>12}"
+    )
     costs = []
     for name, count in cases:
         found = cost(name, survey, count)
@@ -144,7 +172,9 @@ def main() -> None:
             flush=True,
         )
     if out is not None:
-        out.write_text(json.dumps({"legal_recipes": len(survey.recipes), "costs": costs}, indent=2) + "\n")
+        out.write_text(
+            json.dumps({"legal_recipes": len(survey.recipes), "costs": costs}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

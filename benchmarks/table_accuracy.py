@@ -1,4 +1,6 @@
-"""How well the formulas predict a table of measurements: step time, order, memory and failures; and fits to tables."""
+"""How well the formulas predict a table of measurements: step time, order, memory and failures; and
+fits to tables.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,27 @@ NEAR = 1.2
 CLOSE = 1.05
 """A probe within 5 % of a problem's best ends its search."""
 BARS = {"multi_node": 0.1, "single_node": 0.075}
-"""The mean errors that are aimed at, of rows on several nodes and on one; a row above its own is listed."""
+"""The mean errors that are aimed at, of rows on several nodes and on one; a row above its own is
+listed.
+"""
 BEST = 5
 """The number of a problem's fastest rows that must never be refused for memory."""
 FOLDS = 5
 WORTH = 20
-SHOWN = ("model", "hardware", "gpus", "tp", "pp", "dp", "vpp", "mbs", "gas", "zero", "recompute", "step_time_s")
+SHOWN = (
+    "model",
+    "hardware",
+    "gpus",
+    "tp",
+    "pp",
+    "dp",
+    "vpp",
+    "mbs",
+    "gas",
+    "zero",
+    "recompute",
+    "step_time_s",
+)
 
 MEMORY_KINDS: Mapping[MemoryKind, re.Pattern[str]] = {
     "allocated": re.compile(r"\balloc|\banalytic", re.IGNORECASE),
@@ -52,8 +69,9 @@ MEMORY_KINDS: Mapping[MemoryKind, re.Pattern[str]] = {
 }
 """What `mem_kind`, or else a note, says of a row's peak."""
 KINDS_OF_SOURCES: Mapping[str, MemoryKind] = {"nanotron": "allocated", "torchtitan": "reserved"}
-"""What training codes print as their peak, by a word of the source (nanotron: `helpers.py`, torchtitan: `metrics.py`);
-others' rows that do not say are taken to be what `nvidia-smi` prints."""
+"""What training codes print as their peak, by a word of the source (nanotron: `helpers.py`,
+torchtitan: `metrics.py`); others' rows that do not say are taken to be what `nvidia-smi` prints.
+"""
 OF_ACCELERATORS: Bounds = {
     **BOUNDS,
     "matmul": (0.85, 1.0),
@@ -73,11 +91,12 @@ OF_ACCELERATORS: Bounds = {
 }
 """The bounds of the constants that ship, which are to hold for every accelerator.
 
-Causal attention reaches 48 to 60 % of A100's peak forward and 36 to 50 % backward from 2,000 tokens on (arXiv
-2307.08691, figures 5 and 6). Shares here are of the fastest product's rate, 0.86 of that peak, so that the lower bounds
-are 43 and 34 % of it, what shorter sequences reach: lower ones would make up for something else. Half of the last wave
-of tiles is idle on average. No hop is shorter than NCCL's own figures (`Efficiencies`). Kernels that wait in a queue
-start within microseconds (assumed).
+Causal attention reaches 48 to 60 % of A100's peak forward and 36 to 50 % backward from 2,000 tokens
+on (arXiv 2307.08691, figures 5 and 6). Shares here are of the fastest product's rate, 0.86 of that
+peak, so that the lower bounds are 43 and 34 % of it, what shorter sequences reach: lower ones would
+make up for something else. Half of the last wave of tiles is idle on average. No hop is shorter
+than NCCL's own figures (`Efficiencies`). Kernels that wait in a queue start within microseconds
+(assumed).
 """
 SOURCED: Mapping[str, float] = {
     "matmul": 1.0,
@@ -97,11 +116,13 @@ SOURCED: Mapping[str, float] = {
     "host_collective_s": 30e-6,
     "gradient_overlap": 0.5,
 }
-"""Constants that no table of step times gave, for a fit that knows nothing of a table that it is judged on.
+"""Constants that no table of step times gave, for a fit that knows nothing of a table that it is
+judged on.
 
-Attention as in the figures named above, a hop between nodes as in NCCL; the rest is assumed. The host's time: a pass of
-a layer of the project's own trainer takes 0.53 ms on an idle core (tensor_parallel_host.py; Zen 5, 4.0 GHz), and 1.84
-times as long on the Zen 2 of a DGX A100 (3.4 GHz) by AMD's 19, 14 and 17 % per clock and generation.
+Attention as in the figures named above, a hop between nodes as in NCCL; the rest is assumed. The
+host's time: a pass of a layer of the project's own trainer takes 0.53 ms on an idle core
+(tensor_parallel_host.py; Zen 5, 4.0 GHz), and 1.84 times as long on the Zen 2 of a DGX A100 (3.4
+GHz) by AMD's 19, 14 and 17 % per clock and generation.
 """
 
 
@@ -124,13 +145,16 @@ def predicted(table: Table, constants: Mapping[str, float]) -> Times:
 def fitted(tables: Sequence[Table], start: Mapping[str, float] | None = None) -> dict[str, float]:
     """Return the constants that predict these tables best; every table weighs the same.
 
-    Their priors are about `start`, which is what ships unless it is given; a table counts as `WORTH` rows do.
+    Their priors are about `start`, which is what ships unless it is given; a table counts as
+    `WORTH` rows do.
     """
 
     def log_errors(constants: Mapping[str, float]) -> Rows:
         found = []
         for table in tables:
-            error = np.log(predicted(table, constants) / np.array([row.step_time_s for row in table.rows]))
+            error = np.log(
+                predicted(table, constants) / np.array([row.step_time_s for row in table.rows])
+            )
             error = error[np.isfinite(error)]
             found.append(error / ROW_ERROR * np.sqrt(WORTH / max(len(error), 1)))
         return np.concatenate(found)
@@ -142,7 +166,9 @@ def fitted(tables: Sequence[Table], start: Mapping[str, float] | None = None) ->
 def frame(table: Table) -> pd.DataFrame:
     """Return the rows as a data frame, with their problems."""
     columns = [*vars(Row(0)), "problem"]
-    return pd.DataFrame([vars(row) | {"problem": row.problem} for row in table.rows], columns=columns)
+    return pd.DataFrame(
+        [vars(row) | {"problem": row.problem} for row in table.rows], columns=columns
+    )
 
 
 def judged(table: Table, predicted_s: Times, *, worst: int = 5) -> Figures:
@@ -185,7 +211,9 @@ def judged(table: Table, predicted_s: Times, *, worst: int = 5) -> Figures:
         inside=np.log(timed.step_time_s / timed.predicted_s).between(-timed.below, timed.above),
         near_best=timed.step_time_s <= NEAR * timed.groupby("problem").step_time_s.transform("min"),
     )
-    return {"rows": len(timed), "refused": table.refused} | _times(timed, worst) | _memory(rows, timed)
+    return (
+        {"rows": len(timed), "refused": table.refused} | _times(timed, worst) | _memory(rows, timed)
+    )
 
 
 def _times(timed: pd.DataFrame, worst: int) -> Figures:
@@ -195,16 +223,26 @@ def _times(timed: pd.DataFrame, worst: int) -> Figures:
     return {
         "mape": mean(timed.error),
         "median_ape": float(timed.error.median()) if len(timed) else None,
-        "bias": float(np.exp(np.log(timed.predicted_s / timed.step_time_s).mean())) if len(timed) else None,
+        "bias": (
+            float(np.exp(np.log(timed.predicted_s / timed.step_time_s).mean()))
+            if len(timed)
+            else None
+        ),
         "multi_node": {"rows": int(several.sum()), "mape": mean(timed.error[several])},
         "single_node": {"rows": int((~several).sum()), "mape": mean(timed.error[~several])},
         "over_bar": int(over.sum()),
         "inside": mean(timed.inside),
         "inside_near_best": mean(timed.inside[timed.near_best]),
-        "interval": [float(np.exp(end).median() - 1) for end in (-timed.below, timed.above)] if len(timed) else None,
+        "interval": (
+            [float(np.exp(end).median() - 1) for end in (-timed.below, timed.above)]
+            if len(timed)
+            else None
+        ),
         "worst": _told(timed[over].sort_values("error", ascending=False)[:worst]),
         "implausible": _told(timed[too_fast]),
-        "problems": {str(name): _ranked(part) for name, part in timed.groupby("problem") if len(part) > 2},
+        "problems": {
+            str(name): _ranked(part) for name, part in timed.groupby("problem") if len(part) > 2
+        },
     }
 
 
@@ -212,7 +250,10 @@ def _told(rows: pd.DataFrame) -> list[Figures]:
     """Return rows as people name them; unknown values are None."""
     columns = [*SHOWN, "predicted_s", "error"]
     return [
-        {name: None if pd.isna(value) else value for name, value in zip(columns, values, strict=True)}
+        {
+            name: None if pd.isna(value) else value
+            for name, value in zip(columns, values, strict=True)
+        }
         for values in rows[columns].astype(object).itertuples(index=False)
     ]
 
@@ -225,8 +266,12 @@ def _memory(rows: pd.DataFrame, timed: pd.DataFrame) -> Figures:
     return {
         "memory_rows": len(known),
         "memory_mape": mean((known.stated_gib / known.peak_mem_gb - 1).abs()),
-        "memory_inside": mean(np.log(known.stated_gib / known.peak_mem_gb).abs() <= NORMAL_95 * known.memory_deviation),
-        "memory_interval": float(np.exp(NORMAL_95 * known.memory_deviation).median() - 1) if len(known) else None,
+        "memory_inside": mean(
+            np.log(known.stated_gib / known.peak_mem_gb).abs() <= NORMAL_95 * known.memory_deviation
+        ),
+        "memory_interval": (
+            float(np.exp(NORMAL_95 * known.memory_deviation).median() - 1) if len(known) else None
+        ),
         "oom": {
             "tp": int((failed & refused).sum()),
             "fp": int((~failed & refused).sum()),
@@ -249,14 +294,18 @@ def _ranked(rows: pd.DataFrame) -> Figures:
     return {
         "rows": len(rows),
         "several_nodes": bool(rows.several_nodes.iloc[0]),
-        "spearman": None if alike else float(rows.predicted_s.corr(rows.step_time_s, method="spearman")),
+        "spearman": (
+            None if alike else float(rows.predicted_s.corr(rows.step_time_s, method="spearman"))
+        ),
         "regret": float(order[0] / best - 1),
         "probes_to_5pct": int(np.argmax(order <= best * CLOSE)) + 1,
     }
 
 
 def summary(tables: Mapping[str, Figures]) -> Figures:
-    """Return the figures over all rows, and over all problems; once more for those on several nodes and on one."""
+    """Return the figures over all rows, and over all problems; once more for those on several nodes
+    and on one.
+    """
     found = _over(tables, list(BARS))
     return found | {kind: _over(tables, [kind]) for kind in BARS}
 
@@ -265,7 +314,12 @@ def _over(tables: Mapping[str, Figures], kinds: Sequence[str]) -> Figures:
     parts = [table[kind] for table in tables.values() for kind in kinds if table[kind]["rows"]]
     rows = sum(part["rows"] for part in parts)
     of_several = {kind == "multi_node" for kind in kinds}
-    problems = [p for table in tables.values() for p in table["problems"].values() if p["several_nodes"] in of_several]
+    problems = [
+        p
+        for table in tables.values()
+        for p in table["problems"].values()
+        if p["several_nodes"] in of_several
+    ]
     probes = np.array([problem["probes_to_5pct"] for problem in problems], dtype=float)
     return {
         "rows": rows,
@@ -277,12 +331,19 @@ def _over(tables: Mapping[str, Figures], kinds: Sequence[str]) -> Figures:
 
 
 def of_unknown_code(table: Table) -> Table:
-    """Return a table of a code that is none of the known ones, but for the kernels that its rows name."""
+    """Return a table of a code that is none of the known ones, but for the kernels that its rows
+    name.
+    """
 
     def unknown(place: int) -> Software:
         found = software_of(table.rows[place])
-        stated, own = SoftwareSettings(attention=found.attention, norm=found.norm), SoftwareSettings(code=found.code)
-        others = tuple(code for code in KNOWN if replace(code, name="") != replace(coded(own), name=""))
+        stated, own = (
+            SoftwareSettings(attention=found.attention, norm=found.norm),
+            SoftwareSettings(code=found.code),
+        )
+        others = tuple(
+            code for code in KNOWN if replace(code, name="") != replace(coded(own), name="")
+        )
         return with_traits(replace(UNKNOWN, stands_for=others), stated)
 
     found = replace(table)
@@ -295,20 +356,27 @@ def of_unknown_code(table: Table) -> Table:
 def by_table(tables: Mapping[str, Table]) -> dict[str, Times]:
     """Return step times of each table with constants fitted to all the others, from `SOURCED` on.
 
-    What ships was fitted to some of them. A constant that the others do not feel stays where it starts, so that nothing
-    is known of a table that is judged.
+    What ships was fitted to some of them. A constant that the others do not feel stays where it
+    starts, so that nothing is known of a table that is judged.
     """
     return {
-        name: predicted(table, fitted([other for key, other in tables.items() if key != name], SOURCED))
+        name: predicted(
+            table, fitted([other for key, other in tables.items() if key != name], SOURCED)
+        )
         for name, table in tables.items()
     }
 
 
 def by_trait(tables: Mapping[str, Table], trait: Callable[[Row], str]) -> dict[str, Times]:
-    """Return step times of the rows of one training code, or of one cluster, with constants fitted to all others."""
+    """Return step times of the rows of one training code, or of one cluster, with constants fitted
+    to all others.
+    """
     found = {name: np.full(len(table.rows), np.nan) for name, table in tables.items()}
     for value in sorted({trait(row) for table in tables.values() for row in table.rows}):
-        rest = [replace(one, rows=tuple(row for row in one.rows if trait(row) != value)) for one in tables.values()]
+        rest = [
+            replace(one, rows=tuple(row for row in one.rows if trait(row) != value))
+            for one in tables.values()
+        ]
         others = [table for table in rest if table.rows]
         constants = fitted(others, SOURCED) if others else SOURCED
         for name, table in tables.items():
@@ -319,16 +387,22 @@ def by_trait(tables: Mapping[str, Table], trait: Callable[[Row], str]) -> dict[s
 
 
 def by_problem(tables: Mapping[str, Table]) -> dict[str, Times]:
-    """Return step times of each problem with constants fitted to problems of all tables, but not to this one.
+    """Return step times of each problem with constants fitted to problems of all tables, but not to
+    this one.
 
-    The problems of each table are split into `FOLDS` folds; each fold is judged with constants fitted to the others.
+    The problems of each table are split into `FOLDS` folds; each fold is judged with constants
+    fitted to the others.
     """
     folds = {
-        name: dict(zip(_problems(table), itertools.cycle(range(FOLDS)), strict=False)) for name, table in tables.items()
+        name: dict(zip(_problems(table), itertools.cycle(range(FOLDS)), strict=False))
+        for name, table in tables.items()
     }
     found = {name: np.full(len(table.rows), np.nan) for name, table in tables.items()}
     for fold in range(FOLDS):
-        inside = {name: {p for p, number in dealt.items() if number == fold} for name, dealt in folds.items()}
+        inside = {
+            name: {p for p, number in dealt.items() if number == fold}
+            for name, dealt in folds.items()
+        }
         rest = [
             replace(table, rows=tuple(row for row in table.rows if row.problem not in inside[name]))
             for name, table in tables.items()

@@ -1,8 +1,10 @@
-"""What the host needs for a tensor-parallel layer: its collectives do nothing, its kernels next to nothing.
+"""What the host needs for a tensor-parallel layer: its collectives do nothing, its kernels next to
+nothing.
 
     python benchmarks/tensor_parallel_host.py [--ranks 2] [--layers 8]
 
-Told is the processor time of one thread, the least of 15 turns: what a device that is faster than this waits for.
+Told is the processor time of one thread, the least of 15 turns: what a device that is faster than
+this waits for.
 """
 
 from __future__ import annotations
@@ -46,7 +48,10 @@ def layer_s(ranks: int, layers: int, *, sequence_parallel: bool) -> float:
     """Seconds of a layer's forward and backward pass."""
     model = Gpt(small_shape(layers), sequence_length=TOKENS, layers=range(layers))
     apply_tensor_parallel(
-        model, small_shape(layers), init_device_mesh("cpu", (ranks,)), sequence_parallel=sequence_parallel
+        model,
+        small_shape(layers),
+        init_device_mesh("cpu", (ranks,)),
+        sequence_parallel=sequence_parallel,
     )
     x = torch.randn(1, TOKENS // ranks if sequence_parallel else TOKENS, 32, requires_grad=True)
 
@@ -68,9 +73,14 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=options.ranks)
     for sequence_parallel in (False, True):
-        milliseconds = 1e3 * layer_s(options.ranks, options.layers, sequence_parallel=sequence_parallel)
+        milliseconds = 1e3 * layer_s(
+            options.ranks, options.layers, sequence_parallel=sequence_parallel
+        )
         name = "with" if sequence_parallel else "without"
-        print(f"{name} sequence parallelism: {milliseconds:.2f} ms of processor time a layer, forward and backward")
+        print(
+            f"{name} sequence parallelism: {milliseconds:.2f} ms of processor time a layer, forward"
+            " and backward"
+        )
     dist.destroy_process_group()
 
 

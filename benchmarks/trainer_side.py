@@ -30,7 +30,9 @@ LEARNING_RATE, WEIGHT_DECAY, BETAS, CLIP_NORM = 3e-4, 0.1, (0.9, 0.95), 1.0
 
 @contextlib.contextmanager
 def one_rank(device: torch.device) -> Iterator[Path]:
-    """A process group of one rank, with the trainer importable; yields a run folder, removed afterwards."""
+    """A process group of one rank, with the trainer importable; yields a run folder, removed
+    afterwards.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         sys.path.insert(0, str(ROOT / "src"))
@@ -66,9 +68,16 @@ def write_tokens(folder: Path, vocabulary: int) -> Path:
 
 
 def job_text(
-    device: torch.device, folder: Path, *, model: dict[str, Any], recipe: dict[str, Any], **settings: Any
+    device: torch.device,
+    folder: Path,
+    *,
+    model: dict[str, Any],
+    recipe: dict[str, Any],
+    **settings: Any,
 ) -> str:
-    """A job file's text; `model`, `recipe` and `settings` replace values of the job's model, recipe and of the job."""
+    """A job file's text; `model`, `recipe` and `settings` replace values of the job's model, recipe
+    and of the job.
+    """
     table = job_table(device, folder) | settings
     return json.dumps(table | {"model": table["model"] | model, "recipe": table["recipe"] | recipe})
 
@@ -87,7 +96,9 @@ class Trainer:
         job = Job.from_json(job_text(device, folder, **job_values))
         check_job(job, world_size=dist.get_world_size())
         layout = make_layout(job.recipe, device_type=job.device)
-        data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
+        data = TokenFile(
+            job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed
+        )
         self.stepper = make_stepper(job, layout, data, device)
         self.attention = self.stepper.telemetry.attention
         log = ProgressLog(folder / "progress.jsonl", append=False)

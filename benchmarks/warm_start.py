@@ -1,17 +1,20 @@
-"""How many probes the guided strategy needs on measured tables, with and without what a table says of smaller runs.
+"""How many probes the guided strategy needs on measured tables, with and without what a table says
+of smaller runs.
 
-    python benchmarks/warm_start.py TABLE.csv... [--seeds N] [--budget N] [--least-rows N] [--json OUT]
-    python benchmarks/warm_start.py TABLE.csv... --transfer 2 [--unseen] [--seeds N] [--json OUT]
+    python benchmarks/warm_start.py TABLE.csv... [--seeds N] [--budget N] [--least-rows N] [--json
+    OUT] python benchmarks/warm_start.py TABLE.csv... --transfer 2 [--unseen] [--seeds N] [--json
+    OUT]
 
-A problem and its probes are those of `search_efficiency.py`. A warm search remembers, by the rules that a campaign
-follows (`warm_start.py`), the rows of the table's other problems: models of close shape on at most as many devices.
-Rows that failed for an unknown reason are no evidence. `to_5pct` and `to_1pct` are means over seeds of the probes until
-the best found is within 5 % and 1 % of the true best, budget + 1 where it never is.
+A problem and its probes are those of `search_efficiency.py`. A warm search remembers, by the rules
+that a campaign follows (`warm_start.py`), the rows of the table's other problems: models of close
+shape on at most as many devices. Rows that failed for an unknown reason are no evidence. `to_5pct`
+and `to_1pct` are means over seeds of the probes until the best found is within 5 % and 1 % of the
+true best, budget + 1 where it never is.
 
 --transfer asks how far one model's rows teach the constants of a code and cluster for another: the mean errors of a
 model's step times by the formulas alone, and by guided after so many rows, drawn at random, of each other model of the
 table on devices of this kind. With --unseen the formulas' constants are fitted to the other tables named.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -39,11 +42,20 @@ def evidence_for(target: TableProblem, problems: tuple[TableProblem, ...]) -> li
     found = []
     for problem in problems:
         fewer = problem.rows[0].recipe.devices <= target.rows[0].recipe.devices
-        if problem is target or not fewer or not is_close(problem.problem.model, target.problem.model):
+        if (
+            problem is target
+            or not fewer
+            or not is_close(problem.problem.model, target.problem.model)
+        ):
             continue
         away = distance(problem.problem, target.problem)
         found += [
-            (away, Evidence(problem=problem.problem, recipe=recipe, outcome=outcome, origin=problem.name))
+            (
+                away,
+                Evidence(
+                    problem=problem.problem, recipe=recipe, outcome=outcome, origin=problem.name
+                ),
+            )
             for recipe, outcome in problem.outcomes().items()
             if _is_known(outcome)
         ]
@@ -76,7 +88,9 @@ def transferred(cases: list[Case], rows: int, seeds: int) -> Figures | None:
     """Mean errors over models, on cases of one kind of device; None for a single model."""
     by_model: dict[tuple[int, int], list[Case]] = {}
     for case in cases:
-        by_model.setdefault((case.survey.problem.model.layers, case.survey.problem.model.hidden), []).append(case)
+        by_model.setdefault(
+            (case.survey.problem.model.layers, case.survey.problem.model.hidden), []
+        ).append(case)
     told: list[tuple[float, float]] = []
     for model in by_model if len(by_model) > 1 else ():
         for seed in range(seeds):
@@ -84,7 +98,12 @@ def transferred(cases: list[Case], rows: int, seeds: int) -> Figures | None:
             evidence: list[Evidence] = []
             for of in (of for other, of in by_model.items() if other != model):
                 known = [
-                    Evidence(problem=case.survey.problem, recipe=recipe, outcome=outcome, origin=case.name)
+                    Evidence(
+                        problem=case.survey.problem,
+                        recipe=recipe,
+                        outcome=outcome,
+                        origin=case.name,
+                    )
                     for case in of
                     for recipe, outcome in case.outcomes.items()
                     if isinstance(outcome, Measurement)
@@ -95,7 +114,12 @@ def transferred(cases: list[Case], rows: int, seeds: int) -> Figures | None:
                 strategy = Guided(case.survey, seed)
                 strategy.remember(evidence)
                 found += [error] if (error := errors_of(strategy, case, set())) is not None else []
-            told += [(statistics.fmean(after for after, _ in found), statistics.fmean(cold for _, cold in found))]
+            told += [
+                (
+                    statistics.fmean(after for after, _ in found),
+                    statistics.fmean(cold for _, cold in found),
+                )
+            ]
     if not told:
         return None
     after, cold = (statistics.fmean(each) for each in zip(*told, strict=True))
@@ -118,7 +142,8 @@ def transfer(paths: list[Path], rows: int, seeds: int, *, unseen: bool) -> dict[
             if (one := transferred(cases, rows, seeds)) is not None:
                 found[f"{path.stem}: {device}"] = one
                 print(
-                    f"{path.stem}, {device}, {one['models']} models: {one['cold']:.1%} -> {one['after']:.1%}",
+                    f"{path.stem}, {device}, {one['models']} models: {one['cold']:.1%} ->"
+                    f" {one['after']:.1%}",
                     flush=True,
                 )
     return found
@@ -126,7 +151,9 @@ def transfer(paths: list[Path], rows: int, seeds: int, *, unseen: bool) -> dict[
 
 def main() -> None:
     """Search every problem that has evidence, cold and warm."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--budget", type=int, default=25)
@@ -147,9 +174,14 @@ def main() -> None:
             evidence = evidence_for(problem, table.problems)
             case = Case.of(problem) if evidence and len(problem.rows) >= chosen.least_rows else None
             if case is not None:
-                cold, warm = (figures(case, known, chosen.seeds, chosen.budget) for known in ([], evidence))
+                cold, warm = (
+                    figures(case, known, chosen.seeds, chosen.budget) for known in ([], evidence)
+                )
                 found[f"{path.stem}: {problem.name}"] = {"cold": cold, "warm": warm}
-                print(f"{problem.name}: to 5 % {cold['to_5pct']:.1f} -> {warm['to_5pct']:.1f}", flush=True)
+                print(
+                    f"{problem.name}: to 5 % {cold['to_5pct']:.1f} -> {warm['to_5pct']:.1f}",
+                    flush=True,
+                )
     summary = {
         f"{name}_{key}_geomean": statistics.geometric_mean(one[name][key] for one in found.values())
         for name in ("cold", "warm")
@@ -159,7 +191,9 @@ def main() -> None:
     for name, value in summary.items():
         print(f"{name} {value:.3g}")
     if chosen.json:
-        chosen.json.write_text(json.dumps({"problems": found, "summary": summary}, indent=2) + "\n", encoding="utf-8")
+        chosen.json.write_text(
+            json.dumps({"problems": found, "summary": summary}, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

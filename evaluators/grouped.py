@@ -5,7 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping
 
-from frontrunner.evaluators.protocol import Evaluator, Finished, NodeCheck, NodesUnavailable, ProbeOrder, Progress
+from frontrunner.evaluators.protocol import (
+    Evaluator,
+    Finished,
+    NodeCheck,
+    NodesUnavailable,
+    ProbeOrder,
+    Progress,
+)
 from frontrunner.results.outcome import Outcome
 
 
@@ -23,7 +30,9 @@ class Grouped(Evaluator):
         self._under_way[order.token] = order.recipe.group
 
     def finished(self, timeout_s: float) -> list[Finished]:
-        """Return what ended on any group; raise `NodesUnavailable` if no group with orders has nodes for them."""
+        """Return what ended on any group; raise `NodesUnavailable` if no group with orders has
+        nodes for them.
+        """
         found: list[Finished] = []
         unavailable: dict[str, NodesUnavailable] = {}
         for name, one in self._groups.items():
@@ -63,10 +72,14 @@ class Grouped(Evaluator):
     @property
     def waits_for(self) -> str:
         """See `Evaluator`."""
-        return "; ".join(f"group {name}: {one.waits_for}" for name, one in self._groups.items() if one.waits_for)
+        return "; ".join(
+            f"group {name}: {one.waits_for}" for name, one in self._groups.items() if one.waits_for
+        )
 
     def harvest(self, order: ProbeOrder) -> Outcome | None:
-        """Return the outcome that an order of an earlier driver left, as its group's evaluator reads it."""
+        """Return the outcome that an order of an earlier driver left, as its group's evaluator
+        reads it.
+        """
         return self._groups[order.recipe.group].harvest(order)
 
     def close(self) -> None:

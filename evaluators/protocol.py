@@ -23,7 +23,9 @@ QUEUED = "waiting for nodes"
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOrder:
-    """One attempt at a recipe; a probe may end once it is clearly slower than the campaign's `best_tokens_per_s`."""
+    """One attempt at a recipe; a probe may end once it is clearly slower than the campaign's
+    `best_tokens_per_s`.
+    """
 
     token: str
     recipe: Recipe
@@ -46,21 +48,29 @@ class ProbeSetup:
     command: CommandSettings = field(default_factory=CommandSettings)
 
     def at(self, recipe: Recipe) -> ProbeSetup:
-        """Return the setup on the nodes of the recipe's group; itself where the cluster has no groups."""
+        """Return the setup on the nodes of the recipe's group; itself where the cluster has no
+        groups.
+        """
         return self.by_group[recipe.group] if self.problem.cluster.group else self
 
     @property
     def by_group(self) -> Mapping[str, ProbeSetup]:
         """The setup on the nodes of each group, with its [dispatch] and a folder of its own."""
         return {
-            name: replace(self, problem=own, dispatch=self.dispatch.of_group(name), work_folder=self.work_folder / name)
+            name: replace(
+                self,
+                problem=own,
+                dispatch=self.dispatch.of_group(name),
+                work_folder=self.work_folder / name,
+            )
             for name, own in self.problem.by_group.items()
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """An order's outcome; `is_cut` if the machine was taken away during the probe, as at the end of a walltime.
+    """An order's outcome; `is_cut` if the machine was taken away during the probe, as at the end of
+    a walltime.
 
     `blames_nodes` is False where that was a whole allocation, which says nothing of its nodes.
     """
@@ -73,7 +83,9 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeCheck:
-    """A `doctor` check of a node; `found` is what is not fine there, empty where it is to be used again."""
+    """A `doctor` check of a node; `found` is what is not fine there, empty where it is to be used
+    again.
+    """
 
     node: str
     found: str
@@ -94,14 +106,17 @@ class NodesUnavailable(FrontrunnerError):
 
 
 class TooLittleTime(NodesUnavailable):
-    """What is left of the driver's job is too little for the probes that wait: another job's driver may go on."""
+    """What is left of the driver's job is too little for the probes that wait: another job's driver
+    may go on.
+    """
 
 
 class Evaluator(ABC):
     """Turns recipes into outcomes. Used by one thread.
 
-    An outcome is on disk in its order's run folder before `finished` returns it; every order that was started ends in
-    exactly one outcome, from `finished` or, after a crash of the driver, from `harvest`.
+    An outcome is on disk in its order's run folder before `finished` returns it; every order that
+    was started ends in exactly one outcome, from `finished` or, after a crash of the driver, from
+    `harvest`.
     """
 
     measures_here = True
@@ -112,7 +127,8 @@ class Evaluator(ABC):
 
     @abstractmethod
     def finished(self, timeout_s: float) -> list[Finished]:
-        """Return the orders that have ended since the last call, waiting up to `timeout_s` for the first.
+        """Return the orders that have ended since the last call, waiting up to `timeout_s` for the
+        first.
 
         Raises `NodesUnavailable` if those under way have nothing to run on for some time to come.
         """
@@ -122,15 +138,19 @@ class Evaluator(ABC):
         return None
 
     def withdraw(self, token: str) -> bool:  # noqa: ARG002
-        """Take back an order that waits for nodes, as if it had never been given; return False for any other."""
+        """Take back an order that waits for nodes, as if it had never been given; return False for
+        any other.
+        """
         return False
 
     def avoid_nodes(self, aside: Mapping[str, str], *, due: Collection[str]) -> None:  # noqa: ARG002
-        """Start no probe on the nodes of these names from now on, until a later call leaves them out; here: no effect.
+        """Start no probe on the nodes of these names from now on, until a later call leaves them
+        out; here: no effect.
 
-        `aside` has the reason for each, for the `NodesUnavailable` to raise where the others are too few for a probe
-        that waits. Those that are `due` are checked when they are free (`checked_nodes`), and may be requested.
-        A backend with nodes reserves others: the names are those in `Step.hosts` and in its nodes' reports.
+        `aside` has the reason for each, for the `NodesUnavailable` to raise where the others are
+        too few for a probe that waits. Those that are `due` are checked when they are free
+        (`checked_nodes`), and may be requested. A backend with nodes reserves others: the names are
+        those in `Step.hosts` and in its nodes' reports.
         """
         return
 
@@ -155,7 +175,9 @@ class Evaluator(ABC):
 
 
 class ImmediateEvaluator(Evaluator):
-    """Base of evaluators whose outcomes are computed or looked up at once; a subclass defines `_outcome`."""
+    """Base of evaluators whose outcomes are computed or looked up at once; a subclass defines
+    `_outcome`.
+    """
 
     measures_here = False
 
@@ -174,7 +196,10 @@ class ImmediateEvaluator(Evaluator):
         """Return all orders since the last call; without any wait, as a real evaluator would."""
         if not self._orders:
             time.sleep(timeout_s)
-        found = [Finished(token=order.token, outcome=self._outcome(order.recipe)) for order in self._orders]
+        found = [
+            Finished(token=order.token, outcome=self._outcome(order.recipe))
+            for order in self._orders
+        ]
         for order, finished in zip(self._orders, found, strict=True):
             order.run_folder.mkdir(parents=True, exist_ok=True)
             RunFolder(order.run_folder).write_outcome(finished.outcome)

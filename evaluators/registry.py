@@ -1,9 +1,9 @@
 """Evaluators by name: the built-in ones, and plug-ins of other distributions.
 
-A plug-in is an entry point of the group `frontrunner.evaluators`. Its name is the value of `evaluator` in a campaign
-file. Its object is a class, used as an `Evaluator` that is constructed with a `ProbeSetup`; or a function from a
-`CommandRequest` to a `Command`, or to a `Reason` if its trainer cannot run the recipe. docs/other-trainers.md has an
-example.
+A plug-in is an entry point of the group `frontrunner.evaluators`. Its name is the value of
+`evaluator` in a campaign file. Its object is a class, used as an `Evaluator` that is constructed
+with a `ProbeSetup`; or a function from a `CommandRequest` to a `Command`, or to a `Reason` if its
+trainer cannot run the recipe. docs/other-trainers.md has an example.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.protocol import Evaluator, ProbeSetup
 from frontrunner.results.records import IMPORTED
-from frontrunner.spaces.errors import CAMPAIGN_NAME, FrontrunnerError, InvalidInput, bad_value, did_you_mean
+from frontrunner.spaces.errors import (
+    CAMPAIGN_NAME,
+    FrontrunnerError,
+    InvalidInput,
+    bad_value,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -37,7 +43,8 @@ GROUP = "frontrunner.evaluators"
 
 
 def make_evaluator(name: str, setup: ProbeSetup) -> Evaluator:
-    """Construct the named evaluator, built in or a plug-in; raise `InvalidInput` for an unknown name.
+    """Construct the named evaluator, built in or a plug-in; raise `InvalidInput` for an unknown
+    name.
 
     On a cluster of groups each of them has its own.
     """
@@ -53,13 +60,19 @@ def make_evaluator(name: str, setup: ProbeSetup) -> Evaluator:
     if (command := commands_of(name, setup.command)) is not None:
         return command_probe(setup, command)
     if setup.dispatch.has_nodes:
-        raise bad_value("dispatch.backend", setup.dispatch.backend, f"local: the plug-in {name} is its own evaluator")
+        raise bad_value(
+            "dispatch.backend",
+            setup.dispatch.backend,
+            f"local: the plug-in {name} is its own evaluator",
+        )
     make = _load(name)
     return make(setup)
 
 
 def training_probe(setup: ProbeSetup) -> Evaluator:
-    """Construct the evaluator that trains on this machine, or on the nodes configured in [dispatch]."""
+    """Construct the evaluator that trains on this machine, or on the nodes configured in
+    [dispatch].
+    """
     from frontrunner.evaluators.cluster.settings import node_source
 
     source = node_source(setup.dispatch, setup.problem.cluster)
@@ -73,10 +86,14 @@ def training_probe(setup: ProbeSetup) -> Evaluator:
 
 
 def command_probe(setup: ProbeSetup, make_command: MakeCommand | None = None) -> Evaluator:
-    """Construct the evaluator that runs commands on this machine, or on the nodes that [dispatch] names."""
+    """Construct the evaluator that runs commands on this machine, or on the nodes that [dispatch]
+    names.
+    """
     from frontrunner.evaluators.cluster.settings import node_source
 
-    source = node_source(setup.dispatch, setup.problem.cluster) if setup.dispatch.has_nodes else None
+    source = (
+        node_source(setup.dispatch, setup.problem.cluster) if setup.dispatch.has_nodes else None
+    )
     if source is None:
         from frontrunner.evaluators.external.evaluator import CommandEvaluator
 
@@ -87,19 +104,25 @@ def command_probe(setup: ProbeSetup, make_command: MakeCommand | None = None) ->
 
 
 def require_evaluator_name(name: str) -> None:
-    """Raise `InvalidInput` if the syntax of an evaluator's name is wrong; it need not be installed."""
+    """Raise `InvalidInput` if the syntax of an evaluator's name is wrong; it need not be
+    installed.
+    """
     if not CAMPAIGN_NAME.fullmatch(name):
         raise bad_value("evaluator", name, "a known evaluator", hint=did_you_mean(name, EVALUATORS))
 
 
 def require_evaluator(name: str) -> None:
-    """Raise `InvalidInput` unless one evaluator has this name: a built-in one, or a single plug-in."""
+    """Raise `InvalidInput` unless one evaluator has this name: a built-in one, or a single
+    plug-in.
+    """
     if name not in EVALUATORS:
         _plug_in(name)
 
 
 def commands_of(name: str, settings: CommandSettings) -> MakeCommand | None:
-    """Return the function that makes an evaluator's commands; None for those that run none; raises `InvalidInput`."""
+    """Return the function that makes an evaluator's commands; None for those that run none; raises
+    `InvalidInput`.
+    """
     if name == "command":
         from frontrunner.evaluators.external.trainers import configured
 
@@ -111,7 +134,8 @@ def commands_of(name: str, settings: CommandSettings) -> MakeCommand | None:
 
 
 def code_of(name: str, settings: CommandSettings) -> str | None:
-    """Return the training code that an evaluator runs, `unknown` where nothing says so; None for our own engines.
+    """Return the training code that an evaluator runs, `unknown` where nothing says so; None for
+    our own engines.
 
     DeepSpeed's own name says nothing of the model that a script trains with it.
     """
@@ -131,7 +155,10 @@ def _plug_in(name: str) -> EntryPoint:
         raise bad_value("evaluator", name, "a known evaluator", hint=did_you_mean(name, known))
     if len(found) > 1:
         owners = " and ".join(sorted(one.dist.name if one.dist else one.value for one in found))
-        raise InvalidInput(f"evaluator = {name!r}: {owners} both install a plug-in of that name", hint="uninstall one")
+        raise InvalidInput(
+            f"evaluator = {name!r}: {owners} both install a plug-in of that name",
+            hint="uninstall one",
+        )
     return found[0]
 
 
@@ -141,7 +168,10 @@ def _load(name: str) -> Any:
     try:
         found = one.load()
     except Exception as error:  # a plug-in may raise anything
-        why = f"{what} of {one.dist and one.dist.name} cannot be imported: {type(error).__name__}: {error}"
+        why = (
+            f"{what} of {one.dist and one.dist.name} cannot be imported: {type(error).__name__}:"
+            f" {error}"
+        )
         raise InvalidInput(why, hint=f"try: python -c 'import {one.module}'") from error
     if not callable(found):
         expected = "a class that is an Evaluator, or a function from a CommandRequest to a Command"
@@ -161,12 +191,16 @@ def _checked(name: str, make: MakeCommand) -> MakeCommand:
             found = make(request)
         except Exception as error:  # a plug-in may raise anything
             what = f"{type(error).__name__}: {error}"
-            raise FrontrunnerError(f"the plug-in {name} made no command for {recipe}: {what}") from error
+            raise FrontrunnerError(
+                f"the plug-in {name} made no command for {recipe}: {what}"
+            ) from error
         if isinstance(found, Reason):
             return found
         is_command = isinstance(found, Command) and found.arguments
         if not is_command or not all(isinstance(argument, str) for argument in found.arguments):
-            message = f"the plug-in {name} returned no Command with arguments for {recipe}, but {found!r}"
+            message = (
+                f"the plug-in {name} returned no Command with arguments for {recipe}, but {found!r}"
+            )
             raise FrontrunnerError(message[:300])
         patterns_of(found.log_patterns)
         return found

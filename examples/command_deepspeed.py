@@ -1,6 +1,8 @@
-"""A DeepSpeed training script as people write them: what frontrunner probes with examples/command-deepspeed.toml.
+"""A DeepSpeed training script as people write them: what frontrunner probes with
+examples/command-deepspeed.toml.
 
-It knows nothing of frontrunner: sharding and batch come from the DeepSpeed configuration that it is given.
+It knows nothing of frontrunner: sharding and batch come from the DeepSpeed configuration that it is
+given.
 """
 
 import argparse
@@ -18,13 +20,17 @@ class Transformer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+        )
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.layers = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The mean loss of each token's prediction by those before it; tokens are (sequences, length + 1)."""
+        """The mean loss of each token's prediction by those before it; tokens are (sequences,
+        length + 1).
+        """
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1] - 1)
         hidden = self.layers(self.embedding(tokens[:, :-1]), mask=mask, is_causal=True)
         return nn.functional.cross_entropy(self.head(hidden).flatten(0, 1), tokens[:, 1:].flatten())

@@ -1,4 +1,5 @@
-"""A training script with the transformers Trainer: what frontrunner probes with examples/command-trainer.toml.
+"""A training script with the transformers Trainer: what frontrunner probes with
+examples/command-trainer.toml.
 
 It knows nothing of frontrunner: all of its arguments are those of `transformers.TrainingArguments`.
 """
@@ -25,7 +26,9 @@ class RandomTokens(Dataset):
         return 1_000_000
 
     def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-        tokens = torch.randint(VOCABULARY, (CONTEXT,), generator=torch.Generator().manual_seed(number))
+        tokens = torch.randint(
+            VOCABULARY, (CONTEXT,), generator=torch.Generator().manual_seed(number)
+        )
         return {"input_ids": tokens, "labels": tokens}
 
 

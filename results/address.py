@@ -1,4 +1,6 @@
-"""Address of a store: an SQLite file by path or URL, or another database by URL; and the file that lies there."""
+"""Address of a store: an SQLite file by path or URL, or another database by URL; and the file that
+lies there.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,27 @@ from sqlalchemy.exc import ArgumentError
 from frontrunner.results.redaction import redact
 from frontrunner.spaces.errors import NotFound, StoreUnusable, bad_value
 
-EXPECTED = "a path, or a URL such as sqlite:///path/to/store.db or postgresql+psycopg://user@host/database"
+EXPECTED = (
+    "a path, or a URL such as sqlite:///path/to/store.db or postgresql+psycopg://user@host/database"
+)
 BACKUP_MARK = ".backup-"
 OVERRIDE = "FRONTRUNNER_NETWORK_STORE"
 NETWORK_TYPES = frozenset(
     {
-        *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "beegfs", "panfs", "wekafs"),
+        *(
+            "nfs",
+            "nfs4",
+            "cifs",
+            "smb3",
+            "smbfs",
+            "afs",
+            "ceph",
+            "lustre",
+            "gpfs",
+            "beegfs",
+            "panfs",
+            "wekafs",
+        ),
         *("orangefs", "pvfs2", "glusterfs", "gfs2", "ocfs2"),
         *("fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.rclone"),
     }
@@ -41,10 +58,16 @@ class StoreAddress:
         """Return the file's path, or the URL with its passwords hidden."""
         return str(self.path or redact([self.url.render_as_string(hide_password=True)])[0])
 
-    def connect_sqlite(self, *, mode: str, immutable: bool, timeout_s: float = 0.0) -> sqlite3.Connection:
-        """Connect to the file, with `mode` ro or rwc; `immutable` promises SQLite that there is no writer."""
+    def connect_sqlite(
+        self, *, mode: str, immutable: bool, timeout_s: float = 0.0
+    ) -> sqlite3.Connection:
+        """Connect to the file, with `mode` ro or rwc; `immutable` promises SQLite that there is no
+        writer.
+        """
         uri = f"file:{quote(str(self.path))}?mode={mode}" + ("&immutable=1" if immutable else "")
-        return sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+        return sqlite3.connect(
+            uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False
+        )
 
     @property
     def has_log(self) -> bool:
@@ -72,7 +95,9 @@ def parse_address(text: str) -> StoreAddress:
 
 
 def backup_beside(path: Path, now: datetime) -> Path:
-    """Return the name of a backup made now: STORE.backup-20260301T120000Z, in UTC; names sort by time."""
+    """Return the name of a backup made now: STORE.backup-20260301T120000Z, in UTC; names sort by
+    time.
+    """
     return path.with_name(f"{path.name}{BACKUP_MARK}{now:%Y%m%dT%H%M%SZ}")
 
 
@@ -87,9 +112,14 @@ def damaged(address: StoreAddress, finding: str) -> StoreUnusable:
     backup = None if address.path is None else newest_backup(address.path)
     hint = "there is no backup in its folder; the file was left as it is"
     if address.path is None:
-        hint = "restore a backup into another schema: frontrunner store copy BACKUP URL; the store was left as it is"
+        hint = (
+            "restore a backup into another schema: frontrunner store copy BACKUP URL; the store was"
+            " left as it is"
+        )
     elif backup is not None:
-        hint = f"restore the newest backup under another name: frontrunner store copy {backup} NEW.db"
+        hint = (
+            f"restore the newest backup under another name: frontrunner store copy {backup} NEW.db"
+        )
     return StoreUnusable(f"{address} is damaged: {finding}", hint=hint)
 
 
@@ -104,27 +134,38 @@ def check_file(address: StoreAddress, path: Path, *, create: bool) -> None:
         raise StoreUnusable(f"{str(path)[:60]}... cannot be a store: {error.strerror}") from error
     if not exists:
         if not create:
-            hint = "name another with --store or $FRONTRUNNER_STORE, or launch a campaign to create it"
+            hint = (
+                "name another with --store or $FRONTRUNNER_STORE, or launch a campaign to create it"
+            )
             raise NotFound(f"there is no store at {path}", hint=hint)
         if not path.parent.is_dir():
-            raise NotFound(f"there is no folder {path.parent} to create the store in", hint="create it first")
+            raise NotFound(
+                f"there is no folder {path.parent} to create the store in", hint="create it first"
+            )
         return
     if not path.is_file():
         raise StoreUnusable(f"{path} is not a file, so it cannot be a store")
     was_a_store = address.has_log or newest_backup(path) is not None
-    size = path.stat().st_size  # after looking for a log: another process may just be creating the store
+    size = (
+        path.stat().st_size
+    )  # after looking for a log: another process may just be creating the store
     is_sqlite = size > 0 and _is_sqlite(address)
     if was_a_store and not is_sqlite:
-        raise damaged(address, "it does not begin as an SQLite file does" if size else "it is empty")
+        raise damaged(
+            address, "it does not begin as an SQLite file does" if size else "it is empty"
+        )
     if size and not is_sqlite:
-        raise StoreUnusable(f"{path} is not an SQLite file, so it cannot be a store", hint="name another file")
+        raise StoreUnusable(
+            f"{path} is not an SQLite file, so it cannot be a store", hint="name another file"
+        )
 
 
 def _is_sqlite(address: StoreAddress) -> bool:
-    """Return whether SQLite knows the file's first page; other errors are left to whatever opens it.
+    """Return whether SQLite knows the file's first page; other errors are left to whatever opens
+    it.
 
-    Not read by a descriptor of our own: closing it would drop this process's locks on the store (POSIX), and other
-    processes would delete its log.
+    Not read by a descriptor of our own: closing it would drop this process's locks on the store
+    (POSIX), and other processes would delete its log.
     """
     try:
         with closing(address.connect_sqlite(mode="ro", immutable=True)) as connection:
@@ -140,15 +181,20 @@ def refuse_network(path: Path) -> None:
     if kind not in NETWORK_TYPES or os.environ.get(OVERRIDE) == "1":
         return
     raise StoreUnusable(
-        f"{path} lies on a network file system ({kind}): SQLite's log needs memory that its users share, and its locks "
-        "do not hold between hosts, so that two of them would corrupt the store",
+        f"{path} lies on a network file system ({kind}): SQLite's log needs memory that its users"
+        " share, and its locks do not hold between hosts, so that two of them would corrupt the"
+        " store",
         hint=f"use a local disk or PostgreSQL; or, if one host alone opens it, set {OVERRIDE}=1",
     )
 
 
 def file_system_of(path: Path) -> str | None:
     """Return the type of the file system that holds a path, or would; None where it is unknown."""
-    real = Path(os.path.realpath(path))  # which `resolve` is not of a link to itself, before Python 3.13
-    holding = [one for one in psutil.disk_partitions(all=True) if real.is_relative_to(one.mountpoint)]
+    real = Path(
+        os.path.realpath(path)
+    )  # which `resolve` is not of a link to itself, before Python 3.13
+    holding = [
+        one for one in psutil.disk_partitions(all=True) if real.is_relative_to(one.mountpoint)
+    ]
     # A later mount at one point hides the earlier.
     return max(reversed(holding), key=lambda one: len(one.mountpoint)).fstype if holding else None

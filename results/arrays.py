@@ -1,7 +1,8 @@
-"""Trials and attempts of a campaign as arrays: recipes by column, figures, ranks, and what filters leave.
+"""Trials and attempts of a campaign as arrays: recipes by column, figures, ranks, and what filters
+leave.
 
-`frontrunner.results.snapshot` reads them. Explorer, figures and fronts are computed from them, since 100,000 objects
-take seconds each time.
+`frontrunner.results.snapshot` reads them. Explorer, figures and fronts are computed from them,
+since 100,000 objects take seconds each time.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ Mask = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.float64]
 
 OUTCOME, DATA_PARALLEL, CUSTOM = "outcome", "data_parallel", "custom."
-"""Columns besides the dimensions: how a trial ended, the derived degree, and knobs of the user's own by their names."""
+"""Columns besides the dimensions: how a trial ended, the derived degree, and knobs of the user's
+own by their names.
+"""
 FIGURES = (
     "tokens_per_s",
     "step_time_s_median",
@@ -55,7 +58,9 @@ ABSENT = object()
 
 @dataclass(frozen=True)
 class Axis:
-    """The values that trials have of one choice, in order, and the place of each trial's value among them."""
+    """The values that trials have of one choice, in order, and the place of each trial's value
+    among them.
+    """
 
     values: tuple[Choice, ...]
     places: Codes
@@ -67,7 +72,9 @@ class Axis:
 
 
 class StoredRecipes:
-    """Recipes as they are stored, by row: for each key its values, and the place of each recipe's among them."""
+    """Recipes as they are stored, by row: for each key its values, and the place of each recipe's
+    among them.
+    """
 
     def __init__(self) -> None:
         self._length = 0
@@ -86,7 +93,9 @@ class StoredRecipes:
         shapes = {tuple(one) for one in tables}
         keys = dict.fromkeys(itertools.chain(*shapes, self._codes))
         if len(shapes) == 1 and len(keys) == len(min(shapes)) > 1:  # a third of the time
-            columns = dict(zip(keys, zip(*map(itemgetter(*keys), tables), strict=True), strict=True))
+            columns = dict(
+                zip(keys, zip(*map(itemgetter(*keys), tables), strict=True), strict=True)
+            )
         else:
             columns = {key: tuple(one.get(key, ABSENT) for one in tables) for key in keys}
         for key, cells in columns.items():
@@ -111,11 +120,17 @@ class StoredRecipes:
 
     def __getitem__(self, row: int) -> Recipe:
         cells = ((key, self._values[key][codes[row]]) for key, codes in self._codes.items())
-        found: Recipe = recipe_from_json(canonical_json({key: value for key, value in cells if value is not ABSENT}))
+        found: Recipe = recipe_from_json(
+            canonical_json({key: value for key, value in cells if value is not ABSENT})
+        )
         return found
 
-    def each(self, keys: Sequence[str], function: Callable[[Mapping[str, Any]], Any]) -> tuple[list[Any], Rows]:
-        """Return a function of these keys' values for each combination that occurs, and that of each recipe."""
+    def each(
+        self, keys: Sequence[str], function: Callable[[Mapping[str, Any]], Any]
+    ) -> tuple[list[Any], Rows]:
+        """Return a function of these keys' values for each combination that occurs, and that of
+        each recipe.
+        """
         held = [key for key in keys if key in self._codes]
         packed = np.zeros(self._length, dtype=np.int64)
         for key in held:
@@ -138,7 +153,9 @@ class StoredRecipes:
         first[inverse[::-1]] = np.arange(len(inverse))[::-1]
         return np.array([function(self[row]) for row in first.tolist()], dtype=np.float64)[inverse]
 
-    def axis(self, keys: Sequence[str], function: Callable[[Mapping[str, Any]], Choice], name: str) -> Axis:
+    def axis(
+        self, keys: Sequence[str], function: Callable[[Mapping[str, Any]], Choice], name: str
+    ) -> Axis:
         """Return a function of these keys' values as an axis."""
         found, inverse = self.each(keys, function)
         known: dict[Choice, int] = {}
@@ -146,8 +163,12 @@ class StoredRecipes:
         return ordered_axis(known, places[inverse] if len(places) else places, _order(name))
 
 
-def ordered_axis(known: Mapping[Choice, int], places: npt.NDArray[np.int32], listed: Sequence[Choice]) -> Axis:
-    """Return an axis with its values in order: words as they are listed, then others; numbers by size."""
+def ordered_axis(
+    known: Mapping[Choice, int], places: npt.NDArray[np.int32], listed: Sequence[Choice]
+) -> Axis:
+    """Return an axis with its values in order: words as they are listed, then others; numbers by
+    size.
+    """
 
     def order(value: Choice) -> tuple[int, float, str]:
         if isinstance(value, str):
@@ -167,7 +188,9 @@ def _order(name: str) -> tuple[Choice, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What trials are wanted: of these values in some choices, and with figures in these ranges, both ends included."""
+    """What trials are wanted: of these values in some choices, and with figures in these ranges,
+    both ends included.
+    """
 
     values: Mapping[str, frozenset[Choice]]
     ranges: Mapping[str, tuple[float | None, float | None]]
@@ -175,7 +198,9 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Trials:
-    """A campaign's trials at one moment, in the order of their numbers. Ranks count from 1, 0 for trials without."""
+    """A campaign's trials at one moment, in the order of their numbers. Ranks count from 1, 0 for
+    trials without.
+    """
 
     campaign: Campaign
     trial_ids: Rows
@@ -206,7 +231,9 @@ class Trials:
             return self.recipes.axis(COPIES, _data_parallel, name)
         if name == "layer_split":
             return self.recipes.axis(
-                ("layers_per_stage",), lambda one: "balanced" if one.get("layers_per_stage") else "even", name
+                ("layers_per_stage",),
+                lambda one: "balanced" if one.get("layers_per_stage") else "even",
+                name,
             )
         if name == "sharding":
             return self.recipes.axis((*COPIES, "sharding"), _sharding, name)
@@ -227,7 +254,10 @@ class Trials:
     @cached_property
     def has_failed(self) -> Mask:
         """Whether each trial's final outcome is a failure."""
-        failed = np.array([value in [kind.value for kind in KINDS] for value in self.outcomes.values], dtype=np.bool_)
+        failed = np.array(
+            [value in [kind.value for kind in KINDS] for value in self.outcomes.values],
+            dtype=np.bool_,
+        )
         return failed[self.outcomes.places]
 
     def outcome(self, row: int) -> str:
@@ -241,7 +271,9 @@ class Trials:
 
     @cached_property
     def varied(self) -> dict[str, Axis]:
-        """The dimensions in which trials differ, in the order of a recipe's, the user's own last."""
+        """The dimensions in which trials differ, in the order of a recipe's, the user's own
+        last.
+        """
         return {name: axis for name, axis in self.axes.items() if axis.varies and name != OUTCOME}
 
     def masks(self, wanted: Wanted) -> dict[str, Mask]:
@@ -249,7 +281,9 @@ class Trials:
         found = {}
         for name, values in wanted.values.items():
             axis = self.axes[name]
-            found[name] = np.array([value in values for value in axis.values], dtype=np.bool_)[axis.places]
+            found[name] = np.array([value in values for value in axis.values], dtype=np.bool_)[
+                axis.places
+            ]
         for name, (least, most) in wanted.ranges.items():
             with np.errstate(invalid="ignore"):
                 numbers, met = self.figures[name], np.isfinite(self.figures[name])
@@ -265,16 +299,24 @@ class Trials:
         return found
 
     def counts(self, masks: Mapping[str, Mask]) -> dict[str, list[int]]:
-        """Count the trials of each value of each choice that meet the conditions on all other choices."""
+        """Count the trials of each value of each choice that meet the conditions on all other
+        choices.
+        """
         met = self.both(masks.values())
         found = {}
         for name, axis in self.axes.items():
-            others = met if name not in masks else self.both(mask for own, mask in masks.items() if own != name)
+            others = (
+                met
+                if name not in masks
+                else self.both(mask for own, mask in masks.items() if own != name)
+            )
             found[name] = np.bincount(axis.places[others], minlength=len(axis.values)).tolist()
         return found
 
     def ordered(self, met: Mask, by: str, *, descending: bool = False) -> Rows:
-        """Return the rows that are met in the order of a column, then of ranks; those without a value come last."""
+        """Return the rows that are met in the order of a column, then of ranks; those without a
+        value come last.
+        """
         rows = np.flatnonzero(met)
         last = len(self) + 1
         places = np.where(self.ranks[rows] > 0, self.ranks[rows], last + rows)
@@ -283,12 +325,18 @@ class Trials:
         elif by == NUMBER:
             key = rows.astype(np.float64)
         else:
-            key = self.figures[by][rows] if by in self.figures else self.axes[by].places[rows].astype(np.float64)
+            key = (
+                self.figures[by][rows]
+                if by in self.figures
+                else self.axes[by].places[rows].astype(np.float64)
+            )
         key = -key if descending else key
         return rows[np.lexsort((places, np.where(np.isfinite(key), key, math.inf)))]
 
     def sample(self, rows: Rows, most: int) -> Rows:
-        """Return up to `most` of the rows: a fifth of them the best ranked, the others an even selection of all."""
+        """Return up to `most` of the rows: a fifth of them the best ranked, the others an even
+        selection of all.
+        """
         if len(rows) <= most:
             return rows
         best = self.ordered(np.isin(np.arange(len(self)), rows), RANK)
@@ -322,7 +370,11 @@ class Ended:
     def state(self) -> TrialState:
         """The state of its trial."""
         trials = self.attempts.trials
-        return TrialState.FAILED if trials.has_failed[self.row] else TrialState(trials.outcome(self.row))
+        return (
+            TrialState.FAILED
+            if trials.has_failed[self.row]
+            else TrialState(trials.outcome(self.row))
+        )
 
     @property
     def standing(self) -> float | None:
@@ -361,7 +413,8 @@ class Ended:
 class Attempts(Sequence[Ended]):
     """Every finished attempt of a campaign, in the order in which they ended.
 
-    `rows` are those of their trials; `kinds` and `endings` are places in `KINDS` and `ENDINGS`, -1 for none.
+    `rows` are those of their trials; `kinds` and `endings` are places in `KINDS` and `ENDINGS`, -1
+    for none.
     """
 
     trials: Trials
@@ -395,7 +448,9 @@ class Attempts(Sequence[Ended]):
     @property
     def final_failures(self) -> list[Ended]:
         """The last attempt at each recipe that ended with a failure."""
-        return [Ended(self, int(place)) for place in self.last[self.trials.has_failed] if place >= 0]
+        return [
+            Ended(self, int(place)) for place in self.last[self.trials.has_failed] if place >= 0
+        ]
 
 
 class LastAttempts(Mapping[str, Ended]):
@@ -412,7 +467,11 @@ class LastAttempts(Mapping[str, Ended]):
 
     def __iter__(self) -> Iterator[str]:
         trials = self._attempts.trials
-        return (str(name) for name, place in zip(trials.recipe_ids, self._attempts.last, strict=True) if place >= 0)
+        return (
+            str(name)
+            for name, place in zip(trials.recipe_ids, self._attempts.last, strict=True)
+            if place >= 0
+        )
 
     def __len__(self) -> int:
         return int((self._attempts.last >= 0).sum())
@@ -423,7 +482,9 @@ def _known(number: float) -> float | None:
 
 
 def _data_parallel(table: Mapping[str, Any]) -> int:
-    per_replica = table["tensor_parallel"] * table["pipeline_parallel"] * table.get("context_parallel", 1)
+    per_replica = (
+        table["tensor_parallel"] * table["pipeline_parallel"] * table.get("context_parallel", 1)
+    )
     found: int = table["devices"] // per_replica
     return found
 
@@ -442,7 +503,10 @@ def own_knobs(campaign: Campaign) -> dict[str, Choice]:
     """Return the user's own knobs, each with its value in a recipe that says nothing of it."""
     try:
         stated = json.loads(campaign.spec_json)["space"]["custom"]
-        knobs = {name: load_json(CustomKnob, json.dumps(one), what="space.custom") for name, one in stated.items()}
+        knobs = {
+            name: load_json(CustomKnob, json.dumps(one), what="space.custom")
+            for name, one in stated.items()
+        }
     except (InvalidInput, ValueError, LookupError, TypeError, AttributeError):
         return {}
     return {name: custom_dimension(name, knob).neutral for name, knob in knobs.items()}

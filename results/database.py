@@ -1,14 +1,15 @@
 """Connections and transactions of a store's database, and the tables in it: SQLite or PostgreSQL.
 
-SQLite runs with a write-ahead log, so that readers never wait for the writer; with synchronous FULL, so that a power
-cut loses nothing acknowledged; and with `BEGIN IMMEDIATE` for each write, since a transaction that reads first and then
-writes fails at once when two do it together.
+SQLite runs with a write-ahead log, so that readers never wait for the writer; with synchronous
+FULL, so that a power cut loses nothing acknowledged; and with `BEGIN IMMEDIATE` for each write,
+since a transaction that reads first and then writes fails at once when two do it together.
 
-In PostgreSQL a write runs at READ COMMITTED and begins by updating its campaign's row under its lease's epoch; all else
-that it writes belongs to that campaign. Reads run at REPEATABLE READ.
+In PostgreSQL a write runs at READ COMMITTED and begins by updating its campaign's row under its
+lease's epoch; all else that it writes belongs to that campaign. Reads run at REPEATABLE READ.
 
-A store has a revision, which counts every change of its tables, and a schema version, which counts those that an
-earlier frontrunner could not work with. Missing revisions are made when a store is opened for writing.
+A store has a revision, which counts every change of its tables, and a schema version, which counts
+those that an earlier frontrunner could not work with. Missing revisions are made when a store is
+opened for writing.
 """
 
 from __future__ import annotations
@@ -23,11 +24,34 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, NullPool, QueuePool, create_engine, delete, event, insert, inspect, select
+from sqlalchemy import (
+    Connection,
+    Engine,
+    NullPool,
+    QueuePool,
+    create_engine,
+    delete,
+    event,
+    insert,
+    inspect,
+    select,
+)
 from sqlalchemy import text as sql
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    IntegrityError,
+    NoSuchModuleError,
+    OperationalError,
+)
 
-from frontrunner.results.address import StoreAddress, check_file, damaged, parse_address, refuse_network
+from frontrunner.results.address import (
+    StoreAddress,
+    check_file,
+    damaged,
+    parse_address,
+    refuse_network,
+)
 from frontrunner.results.records import Clock, timestamp, utc_now
 from frontrunner.results.rows import DamagedCell, cell, unreadable_rows
 from frontrunner.results.schema import (
@@ -51,7 +75,9 @@ WRITES = "frontrunner_writes"
 READING = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 WRITING = {"isolation_level": "READ COMMITTED"}
 STALLED_WRITER_S = 30
-"""After this time without a statement PostgreSQL ends the transaction of a client that was paused or cut off."""
+"""After this time without a statement PostgreSQL ends the transaction of a client that was paused
+or cut off.
+"""
 CONNECTION: dict[str, Any] = {
     "application_name": "frontrunner",
     "connect_timeout": 10,
@@ -70,13 +96,19 @@ ERRORS: dict[tuple[str, ...], tuple[str, str]] = {
     ("55P03",): (LOCKED, "end the session that holds it: see pg_stat_activity"),
     ("SQLITE_FULL", "SQLITE_IOERR", "53"): (
         "{store} cannot be written ({said}); what was stored before is safe",
-        "free some space, then run the command again; for a campaign that it stopped: frontrunner resume",
+        (
+            "free some space, then run the command again; for a campaign that it stopped:"
+            " frontrunner resume"
+        ),
     ),
     ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM"): (
         "{store} cannot be opened: {said}",
         "check the permissions of file and folder",
     ),
-    ("25006", "42501"): ("{store} cannot be written: {said}", "use a role that may write to this database"),
+    ("25006", "42501"): (
+        "{store} cannot be written: {said}",
+        "use a role that may write to this database",
+    ),
     ("unreachable",): (
         "{store} cannot be reached: {said}",
         "check host, port, user and database, and that the server runs",
@@ -86,14 +118,23 @@ ERRORS: dict[tuple[str, ...], tuple[str, str]] = {
 
 
 class ConnectionLost(StoreUnusable):
-    """The connection to a database server broke, so that it is unknown whether the transaction was committed."""
+    """The connection to a database server broke, so that it is unknown whether the transaction was
+    committed.
+    """
 
 
 class Database:
-    """One open database. Safe to use from several threads; each transaction has its own connection."""
+    """One open database. Safe to use from several threads; each transaction has its own
+    connection.
+    """
 
     def __init__(
-        self, address: StoreAddress, *, read_only: bool, busy_timeout_s: float, clock: Clock | None = None
+        self,
+        address: StoreAddress,
+        *,
+        read_only: bool,
+        busy_timeout_s: float,
+        clock: Clock | None = None,
     ) -> None:
         self.address = address
         self.read_only = read_only
@@ -103,7 +144,9 @@ class Database:
         if self.is_server:
             self._engine = _server_engine(address, lock_timeout_s=busy_timeout_s)
         else:
-            self._engine = _sqlite_engine(address, read_only=read_only, busy_timeout_s=busy_timeout_s)
+            self._engine = _sqlite_engine(
+                address, read_only=read_only, busy_timeout_s=busy_timeout_s
+            )
 
     @property
     def is_server(self) -> bool:
@@ -111,7 +154,9 @@ class Database:
         return self.address.path is None
 
     def now(self, connection: Connection | None = None) -> datetime:
-        """Return the time by which leases are judged: that of the machine that holds the database."""
+        """Return the time by which leases are judged: that of the machine that holds the
+        database.
+        """
         if self._clock is not None or not self.is_server:
             return (self._clock or utc_now)()
         with self.read() if connection is None else nullcontext(connection) as reading:
@@ -119,7 +164,9 @@ class Database:
             return found.astimezone(UTC)
 
     def close(self) -> None:
-        """Close every connection; SQLite then folds the log into the file, unless others still use it."""
+        """Close every connection; SQLite then folds the log into the file, unless others still use
+        it.
+        """
         self._engine.dispose()
 
     @contextmanager
@@ -145,13 +192,16 @@ class Database:
             with marked.begin():
                 yield marked
         if path is not None and before is not None and _file_state(path) != before:
-            raise StoreUnusable(f"{path} was written to while it was read", hint="run the command again")
+            raise StoreUnusable(
+                f"{path} was written to while it was read", hint="run the command again"
+            )
 
     @contextmanager
     def write(self, *, whole_store: bool = False) -> Iterator[Connection]:
         """Open a transaction that commits at the end.
 
-        One that writes more than one campaign's rows sets `whole_store`, and then waits for others that did.
+        One that writes more than one campaign's rows sets `whole_store`, and then waits for others
+        that did.
         """
         if self.read_only:
             raise StoreUnusable(f"{self.address} was opened read-only")
@@ -159,12 +209,16 @@ class Database:
             marked = connection.execution_options(**(WRITING if self.is_server else {WRITES: True}))
             with marked.begin():
                 if whole_store and self.is_server:
-                    marked.execute(sql("SELECT pg_advisory_xact_lock(:number)"), {"number": WHOLE_STORE})
+                    marked.execute(
+                        sql("SELECT pg_advisory_xact_lock(:number)"), {"number": WHOLE_STORE}
+                    )
                 yield marked
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """Turn the database's errors into `StoreUnusable`; violated constraints are our own bugs and stay."""
+        """Turn the database's errors into `StoreUnusable`; violated constraints are our own bugs
+        and stay.
+        """
         try:
             yield
         except DamagedCell as error:
@@ -193,8 +247,12 @@ class Database:
         cause = error.orig if isinstance(error, DBAPIError) else error
         said = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
         if self.is_server:
-            code = getattr(cause, "sqlstate", None) or "unreachable"  # without a code no session was made
-            if (isinstance(error, DBAPIError) and error.connection_invalidated) or code.startswith(SERVER_IS_GONE):
+            code = (
+                getattr(cause, "sqlstate", None) or "unreachable"
+            )  # without a code no session was made
+            if (isinstance(error, DBAPIError) and error.connection_invalidated) or code.startswith(
+                SERVER_IS_GONE
+            ):
                 hint = "when the server is reachable again: frontrunner resume"
                 return ConnectionLost(f"{self.address}: the connection broke: {said}", hint=hint)
         else:
@@ -225,7 +283,9 @@ class Database:
                     return
 
     def quick_check(self) -> None:
-        """Read every page of an SQLite store; raises `StoreUnusable` naming the row where one is damaged."""
+        """Read every page of an SQLite store; raises `StoreUnusable` naming the row where one is
+        damaged.
+        """
         with self.read() as connection:
             finding = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
             if finding != "ok":
@@ -245,31 +305,44 @@ def _sqlite_engine(address: StoreAddress, *, read_only: bool, busy_timeout_s: fl
         )
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = FULL")
-        # So that the row reader, which refuses surrogates, can name the place of text that is not UTF-8.
+        # So that the row reader, which refuses surrogates, can name the place of text that is not
+        # UTF-8.
         connection.text_factory = lambda held: held.decode(errors="surrogateescape")
         return connection
 
     # A reader connects again each time, since whether there is a log changes between reads.
-    engine = create_engine("sqlite://", creator=connect, poolclass=NullPool if read_only else QueuePool)
+    engine = create_engine(
+        "sqlite://", creator=connect, poolclass=NullPool if read_only else QueuePool
+    )
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get(WRITES) else "BEGIN")
+        connection.exec_driver_sql(
+            "BEGIN IMMEDIATE" if connection.get_execution_options().get(WRITES) else "BEGIN"
+        )
 
     return engine
 
 
 def _server_engine(address: StoreAddress, *, lock_timeout_s: float) -> Engine:
-    # A connection that breaks is reported or replaced by us; the pool would print its traceback as well.
+    # A connection that breaks is reported or replaced by us; the pool would print its traceback as
+    # well.
     logging.getLogger("sqlalchemy.pool").addHandler(logging.NullHandler())
     settings = {
         "lock_timeout": int(lock_timeout_s * 1000),
         "idle_in_transaction_session_timeout": STALLED_WRITER_S * 1000,
         "synchronous_commit": "on",  # a server may acknowledge by default before it has written
     }
-    options = " ".join([str(address.url.query.get("options", "")), *(f"-c {key}={settings[key]}" for key in settings)])
+    options = " ".join(
+        [
+            str(address.url.query.get("options", "")),
+            *(f"-c {key}={settings[key]}" for key in settings),
+        ]
+    )
     try:
-        return create_engine(address.url, connect_args=CONNECTION | {"options": options}, pool_pre_ping=True)
+        return create_engine(
+            address.url, connect_args=CONNECTION | {"options": options}, pool_pre_ping=True
+        )
     except (NoSuchModuleError, ModuleNotFoundError, ArgumentError) as error:
         raise bad_value(
             "store.url",
@@ -283,7 +356,9 @@ def _file_state(path: Path) -> tuple[int, int]:
     return path.stat().st_size, path.stat().st_mtime_ns
 
 
-def open_database(url: str, *, create: bool, read_only: bool, clock: Clock | None, busy_timeout_s: float) -> Database:
+def open_database(
+    url: str, *, create: bool, read_only: bool, clock: Clock | None, busy_timeout_s: float
+) -> Database:
     """Open the database of a store of this version; see `frontrunner.results.store.open_store`."""
     address = parse_address(url)
     if address.path is not None:
@@ -337,18 +412,26 @@ def _make_tables(connection: Connection, now: str) -> None:
         by_tokens = next(index for index in indexes if index.name == "standings_by_tokens")
         by_tokens.drop(connection)
         by_tokens.create(connection)
-    Base.metadata.create_all(connection)  # what is missing: revisions 0003 to 0008 added a table each
+    Base.metadata.create_all(
+        connection
+    )  # what is missing: revisions 0003 to 0008 added a table each
     REVISIONS.create(connection, checkfirst=True)
     connection.execute(delete(REVISIONS))
     connection.execute(insert(REVISIONS).values(version_num=REVISION))
     if is_new:
-        connection.execute(insert(StoreRow).values(id=1, schema_version=SCHEMA_VERSION, created_at=now))
+        connection.execute(
+            insert(StoreRow).values(id=1, schema_version=SCHEMA_VERSION, created_at=now)
+        )
 
 
 def _refuse_other_versions(connection: Connection, address: StoreAddress) -> None:
     """Raise `StoreUnusable` for what is not a store, and for other schema versions."""
     is_store = inspect(connection).has_table(StoreRow.__tablename__)
-    row = connection.execute(select(StoreRow.id, StoreRow.schema_version)).first() if is_store else None
+    row = (
+        connection.execute(select(StoreRow.id, StoreRow.schema_version)).first()
+        if is_store
+        else None
+    )
     if row is None:
         raise StoreUnusable(f"{address} holds no frontrunner store", hint="name another file")
     version = cell(StoreRow.schema_version, row.schema_version, row.id)

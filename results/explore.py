@@ -1,4 +1,6 @@
-"""What is computed from a campaign's arrays, then read in full: rows of the explorer, filtered recipes, fronts."""
+"""What is computed from a campaign's arrays, then read in full: rows of the explorer, filtered
+recipes, fronts.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class ExploredRecipe:
-    """One trial with its recipe, how it ended, and its place in the ranking, None where it has none."""
+    """One trial with its recipe, how it ended, and its place in the ranking, None where it has
+    none.
+    """
 
     recipe_id: str
     recipe: Recipe
@@ -37,7 +41,9 @@ def explored(store: Store, columns: Trials, wanted: Sequence[int]) -> list[Explo
     ids = [int(columns.trial_ids[row]) for row in wanted]
     with store.database.reading(), store.read(columns.campaign) as (connection, found):
         query = select(TrialRow).where(TrialRow.id.in_(ids))
-        tried = {one.trial.id: one for one in with_outcomes(connection, connection.execute(query).all())}
+        tried = {
+            one.trial.id: one for one in with_outcomes(connection, connection.execute(query).all())
+        }
         ranking = rank(connection, found, StandingRow.trial_id.in_(ids))
     by_number = {one.trial_number: one for one in ranking}
     best = float(np.nanmax(columns.rates, initial=math.nan)) if len(ranking) else math.nan
@@ -60,7 +66,9 @@ def explored(store: Store, columns: Trials, wanted: Sequence[int]) -> list[Explo
 
 
 def passing(store: Store, campaign: Campaign, filters: Filters) -> frozenset[int]:
-    """Return the ids of the trials whose recipes pass all filters, each asked once per combination of what it reads."""
+    """Return the ids of the trials whose recipes pass all filters, each asked once per combination
+    of what it reads.
+    """
     trials = attempts_of(store, campaign).trials
     met = np.ones(len(trials), dtype=np.bool_)
     for name, value in filters.items():
@@ -74,9 +82,11 @@ def passing(store: Store, campaign: Campaign, filters: Filters) -> frozenset[int
 def may_be_on_front(
     store: Store, campaign: Campaign, problem: Problem, objectives: Sequence[str]
 ) -> list[RankedRecipe]:
-    """Return, in the ranking by tokens/s, of each number of nodes the recipes that no other beats in the rest.
+    """Return, in the ranking by tokens/s, of each number of nodes the recipes that no other beats
+    in the rest.
 
-    `objectives` are some of tokens, memory and nodes; with memory, recipes whose peak is unknown are left out.
+    `objectives` are some of tokens, memory and nodes; with memory, recipes whose peak is unknown
+    are left out.
     """
     trials = attempts_of(store, campaign).trials
     tokens, flat = trials.figures["tokens_per_s"], np.zeros(len(trials))
@@ -90,8 +100,16 @@ def may_be_on_front(
     def capacity(recipe: Recipe) -> float:
         return problem.at(recipe).cluster.memory_bytes_per_device
 
-    nodes = of_recipe(lambda one: math.ceil(one.devices / devices_per_node(one))) if "nodes" in objectives else flat
-    free = of_recipe(capacity) - trials.figures["peak_memory_bytes_max_rank"] if "memory" in objectives else flat
+    nodes = (
+        of_recipe(lambda one: math.ceil(one.devices / devices_per_node(one)))
+        if "nodes" in objectives
+        else flat
+    )
+    free = (
+        of_recipe(capacity) - trials.figures["peak_memory_bytes_max_rank"]
+        if "memory" in objectives
+        else flat
+    )
     speed = tokens if "tokens" in objectives else flat
     known = np.flatnonzero(np.isfinite(tokens))
     ranked = known[np.lexsort((trials.recipe_ids[known], -tokens[known]))]

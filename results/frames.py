@@ -1,4 +1,6 @@
-"""A campaign as a table, for pandas, CSV and Parquet. pandas is imported only when a table is made."""
+"""A campaign as a table, for pandas, CSV and Parquet. pandas is imported only when a table is
+made.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SHARDED = ("parameters", "gradients", "optimizer")
-DERIVED = dict.fromkeys(sorted({"data_parallel", "global_batch_seqs", *(f"sharding_{s}" for s in SHARDED)}), "int64")
-POOLED = {one.name: "Int64" if str(one.type) == "int" else "float64" for one in fields(RecipeStats)[1:]}
+DERIVED = dict.fromkeys(
+    sorted({"data_parallel", "global_batch_seqs", *(f"sharding_{s}" for s in SHARDED)}), "int64"
+)
+POOLED = {
+    one.name: "Int64" if str(one.type) == "int" else "float64" for one in fields(RecipeStats)[1:]
+}
 COLUMN_TYPES: dict[str, str] = {
     "campaign": "string",
     "figures": "string",
@@ -49,15 +55,21 @@ COLUMN_TYPES: dict[str, str] = {
     "started_at": "datetime64[us, UTC]",
     "finished_at": "datetime64[us, UTC]",
 }
-"""The table's columns and their pandas types; cells that an outcome has no value for are missing."""
+"""The table's columns and their pandas types; cells that an outcome has no value for are
+missing.
+"""
 CUSTOM = "custom_"
-"""Begins the columns of the user's own knobs, which come last; a recipe at a knob's default has none."""
+"""Begins the columns of the user's own knobs, which come last; a recipe at a knob's default has
+none.
+"""
 NAMED = tuple(one.field for one in DIMENSIONS.values() if not one.is_everywhere)
 """Columns that come last as well, where recipes have them."""
 
 
 def frame(store: Store, campaign: Campaign | str | None) -> pd.DataFrame:
-    """Return one row for each finished attempt of the campaign (None: the newest), in the order of their start."""
+    """Return one row for each finished attempt of the campaign (None: the newest), in the order of
+    their start.
+    """
     import pandas as pd
 
     with store.read(campaign) as (connection, found):
@@ -85,7 +97,9 @@ def row_count(store: Store, campaign: Campaign | str | None) -> int:
 
 
 def plain_columns(table: pd.DataFrame) -> dict[str, list[Any]]:
-    """Return the table's cells by column, as JSON can hold them: None where one is missing, times in ISO 8601."""
+    """Return the table's cells by column, as JSON can hold them: None where one is missing, times
+    in ISO 8601.
+    """
     import pandas as pd
 
     def plain(value: Any) -> Any:
@@ -97,7 +111,9 @@ def plain_columns(table: pd.DataFrame) -> dict[str, list[Any]]:
 
 
 def from_columns(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
-    """Return the table that `plain_columns` took apart; raises `ValueError` for columns of another table."""
+    """Return the table that `plain_columns` took apart; raises `ValueError` for columns of another
+    table.
+    """
     import pandas as pd
 
     known, own = list(columns)[: len(COLUMN_TYPES)], list(columns)[len(COLUMN_TYPES) :]
@@ -136,7 +152,11 @@ def _cells(campaign: Campaign, one: Probed) -> dict[str, Any]:
         "trial_number": one.trial.number,
         "attempt_number": one.attempt.number,
         "recipe_id": one.trial.recipe_id,
-        **{name: getattr(recipe, name) for name in COLUMN_TYPES if hasattr(Recipe, name) or name in DIMENSIONS},
+        **{
+            name: getattr(recipe, name)
+            for name in COLUMN_TYPES
+            if hasattr(Recipe, name) or name in DIMENSIONS
+        },
         **named,
         **{name: value for name in NAMED if (value := getattr(recipe, name))},
         **{f"{CUSTOM}{own.name}": own.value for own in recipe.custom},
@@ -148,6 +168,8 @@ def _cells(campaign: Campaign, one: Probed) -> dict[str, Any]:
     }
     if not isinstance(outcome, Measurement):
         return cells | {"failure_kind": outcome.kind.value, "failure_message": outcome.message}
-    ends = {"loss_first": outcome.losses[0], "loss_last": outcome.losses[-1]} if outcome.losses else {}
+    ends = (
+        {"loss_first": outcome.losses[0], "loss_last": outcome.losses[-1]} if outcome.losses else {}
+    )
     figures = {name: getattr(outcome, name) for name in COLUMN_TYPES if hasattr(outcome, name)}
     return cells | figures | ends | {"measured_steps": len(outcome.step_times_s)}

@@ -1,7 +1,7 @@
 """Leases: which driver may write to a campaign.
 
-A campaign counts the leases it has given out in its `epoch`; a driver writes only under the current one
-(`frontrunner.results.writer`), so that one that was paused, or believed dead, is fenced.
+A campaign counts the leases it has given out in its `epoch`; a driver writes only under the current
+one (`frontrunner.results.writer`), so that one that was paused, or believed dead, is fenced.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def until(lease: Lease, now: datetime) -> str:
 def is_held(database: Database, connection: Connection, row: Any) -> bool:
     """Return whether a campaign's lease has time left, and its holder is not known to be dead.
 
-    An SQLite store's time is this host's, which may jump: there a driver that certainly runs holds its lease
-    whatever the clock says, unless it is this very process.
+    An SQLite store's time is this host's, which may jump: there a driver that certainly runs holds
+    its lease whatever the clock says, unless it is this very process.
     """
     if row.lease_until is None:
         return False
@@ -39,19 +39,32 @@ def is_held(database: Database, connection: Connection, row: Any) -> bool:
     holder = liveness(row.driver_host, row.driver_pid, identity, is_one_machine=is_file)
     if holder is Liveness.DEAD:
         return False
-    if datetime.fromisoformat(cell(CampaignRow.lease_until, row.lease_until, row.id)) > database.now(connection):
+    if datetime.fromisoformat(
+        cell(CampaignRow.lease_until, row.lease_until, row.id)
+    ) > database.now(connection):
         return True
-    return holder is Liveness.ALIVE and is_file and identity is not None and row.driver_pid != os.getpid()
+    return (
+        holder is Liveness.ALIVE
+        and is_file
+        and identity is not None
+        and row.driver_pid != os.getpid()
+    )
 
 
 def holder_identity(connection: Connection, row: Any) -> ProcessId | None:
-    """Return the identity of a lease's holder; None where it was not stored, as by earlier versions."""
+    """Return the identity of a lease's holder; None where it was not stored, as by earlier
+    versions.
+    """
     if row.driver_host != this_host() or not has_table(connection, HolderRow):
         return None
     query = select(HolderRow.boot_id, HolderRow.started_ticks)
     mine = (HolderRow.campaign_id == row.id, HolderRow.epoch == row.epoch)
     found = connection.execute(query.where(*mine)).first()
-    return None if found is None else ProcessId(boot_id=found.boot_id, started_ticks=found.started_ticks)
+    return (
+        None
+        if found is None
+        else ProcessId(boot_id=found.boot_id, started_ticks=found.started_ticks)
+    )
 
 
 def refuse_driven(database: Database, connection: Connection, name: str | None = None) -> None:
@@ -68,4 +81,6 @@ def refuse_referred(connection: Connection, name: str) -> None:
     """Raise `InvalidInput` where another campaign is predicted from the named one."""
     for row in connection.execute(select(CampaignRow)):
         if value_of(Campaign, row).problem_summary.get(SMALL_CAMPAIGN) == name:
-            raise InvalidInput(f"campaign {row.name} is predicted from {name}: delete {row.name} first")
+            raise InvalidInput(
+                f"campaign {row.name} is predicted from {name}: delete {row.name} first"
+            )

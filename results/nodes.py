@@ -1,13 +1,18 @@
-"""Nodes of a campaign: on which of them its attempts ran, and which are set aside, as follows from those attempts.
+"""Nodes of a campaign: on which of them its attempts ran, and which are set aside, as follows from
+those attempts.
 
-Nothing else is stored of a node that is set aside: who reads the attempts, and the events of checks, finds the same.
+Nothing else is stored of a node that is set aside: who reads the attempts, and the events of
+checks, finds the same.
 
-1. Attempts speak against a node as their run folders say (`evaluators.cluster.nodes`): it was lost, hung, crashed, or
-   lagged behind its peers. A crash counts once its recipe was measured without the node; hangs of one recipe count
-   once; a measurement to which the node was no hindrance clears it.
-2. A node is set aside once `after` attempts in a row speak against it, while others did well: another node was measured
-   without it and nothing has spoken against that one since, or its peers in these attempts had no trouble.
-3. After a cool-down, which doubles each time, a check of the node decides: it is used again, or waits once more.
+1. Attempts speak against a node as their run folders say (`evaluators.cluster.nodes`): it was lost,
+   hung, crashed, or lagged behind its peers. A crash counts once its recipe was measured without
+   the node; hangs of one recipe count once; a measurement to which the node was no hindrance clears
+   it.
+2. A node is set aside once `after` attempts in a row speak against it, while others did well:
+   another node was measured without it and nothing has spoken against that one since, or its peers
+   in these attempts had no trouble.
+3. After a cool-down, which doubles each time, a check of the node decides: it is used again, or
+   waits once more.
 """
 
 from __future__ import annotations
@@ -30,9 +35,13 @@ from frontrunner.results.states import CampaignState
 QUARANTINE_AFTER = 2
 """One loss may be bad luck. With 2 a node cannot use up the four attempts of a lost probe alone."""
 QUARANTINE_MINUTES = 30.0
-"""Assumed: about what a reboot, or the end of another job, takes. A check takes a node for half a minute."""
+"""Assumed: about what a reboot, or the end of another job, takes. A check takes a node for half a
+minute.
+"""
 SET_ASIDE, CHECKED = "node-set-aside", "node-checked"
-"""Events about the `node` that they name; `CHECKED` has what was `found`, empty where the node is fine."""
+"""Events about the `node` that they name; `CHECKED` has what was `found`, empty where the node is
+fine.
+"""
 AWAITED = "nodes-awaited"
 """Event of probes that wait for nodes, with `why`."""
 STRAGGLING = "straggling"
@@ -62,7 +71,8 @@ class NodeTrouble:
 
 @dataclass(frozen=True, kw_only=True)
 class SetAside:
-    """A node that no probe gets: since when, when a check is due, and why. `found` is what the last check found.
+    """A node that no probe gets: since when, when a check is due, and why. `found` is what the last
+    check found.
 
     `until` is empty where none will come, since the campaign is finished.
     """
@@ -87,14 +97,20 @@ def minute(at: str) -> str:
 
 
 class NodeLedger:
-    """What the attempts of a campaign say of its nodes; they are noted in the order in which they ended."""
+    """What the attempts of a campaign say of its nodes; they are noted in the order in which they
+    ended.
+    """
 
-    def __init__(self, *, after: int = QUARANTINE_AFTER, minutes: float = QUARANTINE_MINUTES) -> None:
+    def __init__(
+        self, *, after: int = QUARANTINE_AFTER, minutes: float = QUARANTINE_MINUTES
+    ) -> None:
         """`after` attempts set a node aside, 0 never, for `minutes` at first."""
         self.aside: dict[str, SetAside] = {}
         self._after, self._minutes = after, minutes
         self._did_well: dict[str, frozenset[str]] = {}
-        """The nodes that all of a node's measurements had since its last trouble, itself among them."""
+        """The nodes that all of a node's measurements had since its last trouble, itself among
+        them.
+        """
         self._against: dict[str, list[NodeTrouble]] = {}
         self._crashed: dict[int, list[tuple[str, NodeTrouble]]] = {}
         self._times: Counter[str] = Counter()
@@ -108,28 +124,38 @@ class NodeLedger:
             minutes=QUARANTINE_MINUTES if minutes is None else minutes,
         )
 
-    def note(self, nodes: AttemptNodes, *, trial: int, at: str, kind: FailureKind | None) -> list[SetAside]:
-        """Take in an attempt that ended, measured where `kind` is None; return the nodes that it has set aside."""
+    def note(
+        self, nodes: AttemptNodes, *, trial: int, at: str, kind: FailureKind | None
+    ) -> list[SetAside]:
+        """Take in an attempt that ended, measured where `kind` is None; return the nodes that it
+        has set aside.
+        """
         did_well = len(nodes.troubles) < len(nodes.names)
         for name in nodes.names:
             why = nodes.troubles.get(name)
             if why is not None:
                 words = STRAGGLING if kind is None else kind.value
-                trouble = NodeTrouble(trial=trial, at=at, kind=words, why=why, peers_did_well=did_well)
+                trouble = NodeTrouble(
+                    trial=trial, at=at, kind=words, why=why, peers_did_well=did_well
+                )
                 if kind is FailureKind.CRASHED:
                     self._crashed.setdefault(trial, []).append((name, trouble))
                 else:
                     self._charge(name, trouble)
             elif kind is None:
                 self._against.pop(name, None)
-                self._did_well[name] = self._did_well.get(name, frozenset(nodes.names)) & frozenset(nodes.names)
+                self._did_well[name] = self._did_well.get(name, frozenset(nodes.names)) & frozenset(
+                    nodes.names
+                )
         for name, trouble in self._crashed.pop(trial, []) if kind is None else []:
             if name not in nodes.names:
                 self._charge(name, trouble)
         return self._decide(at)
 
     def note_check(self, node: str, *, at: str, found: str) -> None:
-        """Take in a check: `found` is what is not fine, empty where the node is to be used again."""
+        """Take in a check: `found` is what is not fine, empty where the node is to be used
+        again.
+        """
         if node in self.aside:
             if found:
                 again = _later(at, self._minutes * 2 ** (self._times[node] - 1))
@@ -153,14 +179,18 @@ class NodeLedger:
                 continue
             if self._others_do_well(name) or all(one.peers_did_well for one in troubles):
                 until = _later(at, self._minutes * 2 ** self._times[name])
-                self.aside[name] = SetAside(node=name, since=at, until=until, troubles=tuple(troubles))
+                self.aside[name] = SetAside(
+                    node=name, since=at, until=until, troubles=tuple(troubles)
+                )
                 self._times[name] += 1
                 del self._against[name]
                 found.append(self.aside[name])
         return found
 
     def _others_do_well(self, name: str) -> bool:
-        """Return whether another node does: load on all of them must not set them aside one after the other."""
+        """Return whether another node does: load on all of them must not set them aside one after
+        the other.
+        """
         return any(name not in names for names in self._did_well.values())
 
 
@@ -194,7 +224,9 @@ def node_ledger(connection: Connection, campaign: Campaign) -> NodeLedger:
 
 
 def nodes_of(connection: Connection, *wanted: ColumnElement[bool]) -> dict[int, AttemptNodes]:
-    """Return the nodes of the attempts that meet the conditions, by the attempts' ids, where they are known."""
+    """Return the nodes of the attempts that meet the conditions, by the attempts' ids, where they
+    are known.
+    """
     if not has_table(connection, NodesRow):
         return {}
     query = select(NodesRow).join(AttemptRow, AttemptRow.id == NodesRow.attempt_id).where(*wanted)
@@ -211,13 +243,22 @@ def set_aside(connection: Connection, campaign: Campaign) -> tuple[SetAside, ...
     if not has_table(connection, NodesRow):
         return ()
     mine = AttemptRow.campaign_id == campaign.id
-    troubled = select(NodesRow.attempt_id).join(AttemptRow).where(mine, NodesRow.troubles_json != "{}").limit(1)
+    troubled = (
+        select(NodesRow.attempt_id)
+        .join(AttemptRow)
+        .where(mine, NodesRow.troubles_json != "{}")
+        .limit(1)
+    )
     if connection.execute(troubled).first() is None:
         return ()
     aside = node_ledger(connection, campaign).aside.values()
-    return tuple(replace(one, until="") if campaign.state is CampaignState.FINISHED else one for one in aside)
+    return tuple(
+        replace(one, until="") if campaign.state is CampaignState.FINISHED else one for one in aside
+    )
 
 
 def _note_event(ledger: NodeLedger, event: Event) -> None:
-    node, found = interpreted(EventRow, event.id, "data_json", lambda: (event.data["node"], event.data["found"]))
+    node, found = interpreted(
+        EventRow, event.id, "data_json", lambda: (event.data["node"], event.data["found"])
+    )
     ledger.note_check(str(node), at=event.at, found=str(found))

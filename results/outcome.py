@@ -1,4 +1,6 @@
-"""The outcome of a probe: a measurement, or a failure of a kind whose policy decides what happens next."""
+"""The outcome of a probe: a measurement, or a failure of a kind whose policy decides what happens
+next.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from typing import Protocol, TypeVar
 STABLE_SPREAD = 0.05
 """Relative spread of step times above which a measurement is noisy."""
 SLOW_CLOCK = 0.9
-"""Assumed: below this share of its peers' clock a device holds them up; boost clocks of one model differ less."""
+"""Assumed: below this share of its peers' clock a device holds them up; boost clocks of one model
+differ less.
+"""
 LARGEST = 2**63 - 1
 RATES = ("tokens_per_s", "model_tflops_per_device", "hardware_tflops_per_device")
 
@@ -35,8 +39,8 @@ class FailureKind(StrEnum):
 class FailurePolicy:
     """Policy for a kind of failure.
 
-    `max_attempts` counts the first try. Where the machine, not the recipe, was at fault, `counts_against_recipe` is
-    False: such attempts do not teach the strategy.
+    `max_attempts` counts the first try. Where the machine, not the recipe, was at fault,
+    `counts_against_recipe` is False: such attempts do not teach the strategy.
     """
 
     max_attempts: int
@@ -45,14 +49,20 @@ class FailurePolicy:
 
 
 POLICIES: dict[FailureKind, FailurePolicy] = {
-    kind: FailurePolicy(max_attempts=most, counts_against_recipe=kind is not FailureKind.LOST, meaning=meaning)
+    kind: FailurePolicy(
+        max_attempts=most, counts_against_recipe=kind is not FailureKind.LOST, meaning=meaning
+    )
     for kind, most, meaning in (
         (FailureKind.OUT_OF_MEMORY, 1, "a rank asked for more memory than its device has"),
         (FailureKind.NOT_FINITE, 1, "the loss or the gradient became infinite or NaN"),
         (FailureKind.HUNG, 2, "the ranks stopped stepping, and were killed"),
         (FailureKind.TOO_SLOW, 1, "the ranks went on stepping past the probe's deadline"),
         (FailureKind.CRASHED, 2, "a rank ended with an error"),
-        (FailureKind.LOST, 4, "the ranks vanished without a word: a killed driver, node or allocation"),
+        (
+            FailureKind.LOST,
+            4,
+            "the ranks vanished without a word: a killed driver, node or allocation",
+        ),
         (FailureKind.IMPLAUSIBLE, 1, "the numbers cannot be true; kept as evidence, never ranked"),
         (FailureKind.ILLEGAL_FOR_ENGINE, 1, "the engine refused the recipe before the first step"),
     )
@@ -71,20 +81,24 @@ class ProbeEnding(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Telemetry:
-    """What a probe's ranks recorded beside their steps: one entry per rank, None where it is unknown.
+    """What a probe's ranks recorded beside their steps: one entry per rank, None where it is
+    unknown.
 
-    `idle_memory_bytes` is what a rank on a CPU has resident whatever its recipe: interpreter, libraries, mapped files.
-    Retries are the allocator's after the warm-up: it gave cached memory back and waited for the device. Clock, power
-    and temperature are the worst of two readings, after the warm-up and at the end; `slowed_by` names what held the
-    clock down then, "" is nothing. `cpus` are the processors that a rank may use, `attention` is its kernel.
+    `idle_memory_bytes` is what a rank on a CPU has resident whatever its recipe: interpreter,
+    libraries, mapped files. Retries are the allocator's after the warm-up: it gave cached memory
+    back and waited for the device. Clock, power and temperature are the worst of two readings,
+    after the warm-up and at the end; `slowed_by` names what held the clock down then, "" is
+    nothing. `cpus` are the processors that a rank may use, `attention` is its kernel.
 
-    From the last step of the warm-up on, processes of others ran for `foreign_cores` seconds per second on a rank's
-    processors, and for `foreign_share` of the time the rank was ready and waited while they did. `foreign_processes`
-    are the most active of them, `device_processes` those seen on the rank's device before, between and after its
-    steps; "" is none. Above `foreign_limit`, a share, the measurement is marked.
+    From the last step of the warm-up on, processes of others ran for `foreign_cores` seconds per
+    second on a rank's processors, and for `foreign_share` of the time the rank was ready and waited
+    while they did. `foreign_processes` are the most active of them, `device_processes` those seen
+    on the rank's device before, between and after its steps; "" is none. Above `foreign_limit`, a
+    share, the measurement is marked.
 
-    The imbalances have one entry per step, warm-up included: the rows of the fullest expert over the mean, and those of
-    the rank whose experts got most, as means over layers; `routing` is the model's, where it has experts.
+    The imbalances have one entry per step, warm-up included: the rows of the fullest expert over
+    the mean, and those of the rank whose experts got most, as means over layers; `routing` is the
+    model's, where it has experts.
     """
 
     idle_memory_bytes: tuple[int, ...] | None = None
@@ -108,15 +122,21 @@ class Telemetry:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Why the times may not be the recipe's own, as clauses; empty where nothing speaks against them."""
+        """Why the times may not be the recipe's own, as clauses; empty where nothing speaks against
+        them.
+        """
         found = []
         if retries := sum(self.allocator_retries or ()):
-            found.append(f"memory ran short while steps were measured (allocator retries: {retries})")
+            found.append(
+                f"memory ran short while steps were measured (allocator retries: {retries})"
+            )
         return (*found, *self.disturbances, *(why for _, why in self._slow_ranks()))
 
     @property
     def disturbances(self) -> tuple[str, ...]:
-        """What processes of others held up: of the processors, above `foreign_limit`, and of the devices."""
+        """What processes of others held up: of the processors, above `foreign_limit`, and of the
+        devices.
+        """
         return tuple(
             clauses[0][1] + (f" (the worst of {len(clauses)} ranks)" if len(clauses) > 1 else "")
             for clauses in self._disturbed_ranks()
@@ -124,18 +144,30 @@ class Telemetry:
         )
 
     def _disturbed_ranks(self) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
-        """Return what others held up, by rank, the worst first: by its processors, and by its device."""
+        """Return what others held up, by rank, the worst first: by its processors, and by its
+        device.
+        """
         if self.foreign_limit is None or self.foreign_limit >= 1:
             return [], []
         shares, names = self.foreign_share or (), self.foreign_processes or ()
         waited = [
-            (rank, f"rank {rank} waited {100 * share:.0f} % of the time for processors that other processes used")
+            (
+                rank,
+                (
+                    f"rank {rank} waited {100 * share:.0f} % of the time for processors that other"
+                    " processes used"
+                ),
+            )
             for rank, share in sorted(enumerate(shares), key=lambda one: -one[1])
             if share > self.foreign_limit
         ]
         waited = [(rank, why + (f": {names[rank]}" if names[rank] else "")) for rank, why in waited]
         users = enumerate(self.device_processes or ())
-        return waited, [(rank, f"rank {rank}'s device was used by others: {name}") for rank, name in users if name]
+        return waited, [
+            (rank, f"rank {rank}'s device was used by others: {name}")
+            for rank, name in users
+            if name
+        ]
 
     def _slow_ranks(self) -> Iterator[tuple[int, str]]:
         for rank, reason in enumerate(self.slowed_by or ()):
@@ -144,7 +176,10 @@ class Telemetry:
         usual = statistics.median(self.clock_mhz) if self.clock_mhz else 0.0
         for rank, clock in enumerate(self.clock_mhz or ()):
             if clock < SLOW_CLOCK * usual:
-                yield rank, f"rank {rank}'s clock was {clock:.0f} MHz, the ranks' median {usual:.0f}"
+                yield (
+                    rank,
+                    f"rank {rank}'s clock was {clock:.0f} MHz, the ranks' median {usual:.0f}",
+                )
 
     def slow_nodes(self, ranks_per_node: int) -> dict[int, str]:
         """Return what held the others up, by the number of the node on which it was."""
@@ -158,11 +193,12 @@ class Telemetry:
 class Measurement:
     """Measurement of one probe, warm-up excluded.
 
-    Rates follow from the median step. TFLOPS are 1e12 floating-point operations per second and device; model FLOPs
-    leave recompute out, hardware FLOPs count it (formulas in `frontrunner.spaces.model`). `mfu` is model FLOPs over
-    the device's peak, None without a stated peak. `peak_memory_bytes` has one entry per rank: the allocator's peak
-    on accelerators, the resident set's on CPU; imported ones have one in all, 0 if not stated. `losses` has one
-    entry per step, warm-up included.
+    Rates follow from the median step. TFLOPS are 1e12 floating-point operations per second and
+    device; model FLOPs leave recompute out, hardware FLOPs count it (formulas in
+    `frontrunner.spaces.model`). `mfu` is model FLOPs over the device's peak, None without a stated
+    peak. `peak_memory_bytes` has one entry per rank: the allocator's peak on accelerators, the
+    resident set's on CPU; imported ones have one in all, 0 if not stated. `losses` has one entry
+    per step, warm-up included.
     """
 
     step_times_s: tuple[float, ...]
@@ -208,16 +244,22 @@ class Measurement:
 
     @property
     def memory_above_idle_bytes_max_rank(self) -> int | None:
-        """Most memory that a rank had beyond `idle_memory_bytes`, which ratios of recipes compare; None if unknown."""
+        """Most memory that a rank had beyond `idle_memory_bytes`, which ratios of recipes compare;
+        None if unknown.
+        """
         idle = self.telemetry and self.telemetry.idle_memory_bytes
         if not idle or len(idle) != len(self.peak_memory_bytes):
             return None
-        return max(0, *(peak - base for peak, base in zip(self.peak_memory_bytes, idle, strict=True)))
+        return max(
+            0, *(peak - base for peak, base in zip(self.peak_memory_bytes, idle, strict=True))
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Why a probe has no measurement; `log_tail` ends the log, in `log_path`, of the rank that failed first."""
+    """Why a probe has no measurement; `log_tail` ends the log, in `log_path`, of the rank that
+    failed first.
+    """
 
     kind: FailureKind
     message: str
@@ -235,18 +277,32 @@ Outcome = Measurement | Failure
 
 
 def implausibility(
-    measurement: Measurement, reached_flops: float, peak_flops: float | None, *, memory_is_known: bool = True
+    measurement: Measurement,
+    reached_flops: float,
+    peak_flops: float | None,
+    *,
+    memory_is_known: bool = True,
 ) -> str | None:
     """Return why the numbers cannot be true, None if they can.
 
-    `reached_flops` is the least that a device executed in a second, `peak_flops` the most that it can.
+    `reached_flops` is the least that a device executed in a second, `peak_flops` the most that it
+    can.
     """
-    if not measurement.step_times_s or not all(math.isfinite(t) and t > 0 for t in measurement.step_times_s):
+    if not measurement.step_times_s or not all(
+        math.isfinite(t) and t > 0 for t in measurement.step_times_s
+    ):
         return f"step times {list(measurement.step_times_s)} s are not all positive"
-    if memory_is_known and (not measurement.peak_memory_bytes or min(measurement.peak_memory_bytes) <= 0):
-        return f"peak memory {list(measurement.peak_memory_bytes)} bytes is not positive on every rank"
+    if memory_is_known and (
+        not measurement.peak_memory_bytes or min(measurement.peak_memory_bytes) <= 0
+    ):
+        return (
+            f"peak memory {list(measurement.peak_memory_bytes)} bytes is not positive on every rank"
+        )
     if peak_flops is not None and reached_flops > peak_flops:
-        return f"{reached_flops / 1e12:.4g} TFLOPS a device is above the device's peak of {peak_flops / 1e12:.4g}"
+        return (
+            f"{reached_flops / 1e12:.4g} TFLOPS a device is above the device's peak of"
+            f" {peak_flops / 1e12:.4g}"
+        )
     return None
 
 
@@ -254,8 +310,9 @@ def implausibility(
 class RecipeStats:
     """A recipe's measurements in one campaign, pooled over its `repeats`: the `undisturbed` ones.
 
-    Times and rates are medians of the repeats' own values; the spread is the standard deviation of all measured
-    steps over that median; memory is the most of any rank in any repeat, None where none states it.
+    Times and rates are medians of the repeats' own values; the spread is the standard deviation of
+    all measured steps over that median; memory is the most of any rank in any repeat, None where
+    none states it.
     """
 
     repeats: int
@@ -285,7 +342,8 @@ D = TypeVar("D", bound=MayBeDisturbed)
 
 
 def undisturbed(measurements: Sequence[D]) -> Sequence[D]:
-    """Return those of a recipe's measurements that count, in rankings, searches, exports and fits alike.
+    """Return those of a recipe's measurements that count, in rankings, searches, exports and fits
+    alike.
 
     They are the ones that processes of others did not disturb; all where they disturbed each.
     """
@@ -293,7 +351,9 @@ def undisturbed(measurements: Sequence[D]) -> Sequence[D]:
 
 
 def doubts_of(measurements: Sequence[Measurement]) -> tuple[str, ...]:
-    """Return why the figures that these measurements pool to may not be their recipe's; the first disturbance only."""
+    """Return why the figures that these measurements pool to may not be their recipe's; the first
+    disturbance only.
+    """
     found, disturbed = list[str](), False
     for one in undisturbed(measurements):
         own = one.telemetry.disturbances if one.telemetry is not None else ()
@@ -320,7 +380,9 @@ def pool(measurements: Sequence[Measurement]) -> RecipeStats:
 
 
 def combined(measurements: Sequence[Measurement]) -> Measurement:
-    """Combine measurements of one recipe into one with the pooled rates and peak, and the steps of all that count."""
+    """Combine measurements of one recipe into one with the pooled rates and peak, and the steps of
+    all that count.
+    """
     if len(measurements) == 1:
         return measurements[0]
     together, counting = pool(measurements), undisturbed(measurements)
@@ -333,11 +395,17 @@ def combined(measurements: Sequence[Measurement]) -> Measurement:
 
 
 def refuse_unrankable(outcome: Outcome) -> None:
-    """Raise ValueError where a number that the store ranks or charges by is missing or not finite."""
+    """Raise ValueError where a number that the store ranks or charges by is missing or not
+    finite.
+    """
     names: tuple[str, ...] = ("node_seconds",)
     if isinstance(outcome, Measurement):
-        if not (outcome.peak_memory_bytes and outcome.step_times_s and min(outcome.step_times_s) > 0):
-            raise ValueError(f"expected positive step times and the memory of at least one rank, not {outcome}")
+        if not (
+            outcome.peak_memory_bytes and outcome.step_times_s and min(outcome.step_times_s) > 0
+        ):
+            raise ValueError(
+                f"expected positive step times and the memory of at least one rank, not {outcome}"
+            )
         names += ("step_times_s", *RATES)
     for name in names:
         value = getattr(outcome, name)
@@ -350,8 +418,16 @@ def refuse_unstorable(outcome: Outcome) -> None:
     refuse_unrankable(outcome)
     if isinstance(outcome, Failure):
         return
-    side_figures = (*outcome.losses, outcome.build_time_s, outcome.first_step_time_s, outcome.mfu or 0.0)
+    side_figures = (
+        *outcome.losses,
+        outcome.build_time_s,
+        outcome.first_step_time_s,
+        outcome.mfu or 0.0,
+    )
     if not all(map(math.isfinite, side_figures)):
         raise ValueError("a loss, a time or the MFU is not finite")
-    if max(outcome.tokens_per_step, *outcome.peak_memory_bytes) > LARGEST or min(outcome.peak_memory_bytes) < 0:
+    if (
+        max(outcome.tokens_per_step, *outcome.peak_memory_bytes) > LARGEST
+        or min(outcome.peak_memory_bytes) < 0
+    ):
         raise ValueError(f"tokens of a step or a rank's memory are not in 0..{LARGEST}")

@@ -1,6 +1,8 @@
-"""Queries of campaigns, ranked recipes, trials and attempts, a page at a time or all of a campaign's.
+"""Queries of campaigns, ranked recipes, trials and attempts, a page at a time or all of a
+campaign's.
 
-Pages are counted from 1. A page after the last is empty; `total` is the number of items on all pages.
+Pages are counted from 1. A page after the last is empty; `total` is the number of items on all
+pages.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ class Page(Generic[T], Displayed):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOutcome:
-    """A trial with the outcome of its last attempt; `outcome_number` counts a campaign's final outcomes from 1."""
+    """A trial with the outcome of its last attempt; `outcome_number` counts a campaign's final
+    outcomes from 1.
+    """
 
     trial: Trial
     outcome_number: int | None
@@ -100,13 +104,17 @@ def newest_names(store: Store, limit: int) -> list[str]:
         return list(connection.execute(query).scalars())
 
 
-def history_page(store: Store, campaign: str | None, *, page: int = 1, page_size: int = 50) -> HistoryPage:
+def history_page(
+    store: Store, campaign: str | None, *, page: int = 1, page_size: int = 50
+) -> HistoryPage:
     """Return one page of a campaign's history, the newest first: every event but forecasts."""
     with store.read(campaign) as (connection, found):
         mine = (EventRow.campaign_id == found.id, EventRow.kind.not_in(FORECASTS))
         query = cut(select(EventRow.id).where(*mine).order_by(EventRow.id.desc()), page, page_size)
         items = values(connection, Event, EventRow.id.in_(query), order=EventRow.id.desc())
-        total = connection.execute(select(func.count()).select_from(EventRow).where(*mine)).scalar_one()
+        total = connection.execute(
+            select(func.count()).select_from(EventRow).where(*mine)
+        ).scalar_one()
     return HistoryPage(items=tuple(items), total=total)
 
 
@@ -120,20 +128,25 @@ def recipe_page(  # noqa: PLR0913 - the parameters of a query, each by its name
     page: int = 1,
     page_size: int = 50,
 ) -> RecipePage:
-    """Return one page of a campaign's measured recipes that pass the filters, best first, with ranks among all."""
+    """Return one page of a campaign's measured recipes that pass the filters, best first, with
+    ranks among all.
+    """
     check_filters(filters or {})
     check_page(page, page_size)
     most_bytes = None if max_memory_gb is None else max_memory_gb * BYTES_PER_GB
     columns = [StandingRow.trial_id, StandingRow.peak_memory_bytes_max_rank.label("memory")]
     with store.database.reading(), store.read(campaign) as (connection, found):
         figure = ORDERED_COLUMNS[by].label("figure")
-        query = select(*columns, figure).where(StandingRow.campaign_id == found.id, *conditions(by, None))
+        query = select(*columns, figure).where(
+            StandingRow.campaign_id == found.id, *conditions(by, None)
+        )
         rows = connection.execute(query.order_by(*ordering(by))).all()
         passing = _passing(store, found, filters) if filters else None
         places = {
             row.trial_id: place
             for place, row in enumerate(rows, start=1)
-            if (most_bytes is None or 0 < row.memory <= most_bytes) and (passing is None or row.trial_id in passing)
+            if (most_bytes is None or 0 < row.memory <= most_bytes)
+            and (passing is None or row.trial_id in passing)
         }
         shown = list(places)[(page - 1) * page_size : page * page_size]
         items = rank(
@@ -162,17 +175,31 @@ def trial_page(
     page: int = 1,
     page_size: int = 50,
 ) -> TrialPage:
-    """Return one page of a campaign's trials, of one state or of all, by their numbers or in reverse."""
+    """Return one page of a campaign's trials, of one state or of all, by their numbers or in
+    reverse.
+    """
     with store.read(campaign) as (connection, found):
-        wanted = [TrialRow.campaign_id == found.id] + ([] if state is None else [TrialRow.state == state])
-        total = connection.execute(select(func.count()).select_from(TrialRow).where(*wanted)).scalar_one()
-        query = select(TrialRow).where(*wanted).order_by(TrialRow.number.desc() if newest_first else TrialRow.number)
+        wanted = [TrialRow.campaign_id == found.id] + (
+            [] if state is None else [TrialRow.state == state]
+        )
+        total = connection.execute(
+            select(func.count()).select_from(TrialRow).where(*wanted)
+        ).scalar_one()
+        query = (
+            select(TrialRow)
+            .where(*wanted)
+            .order_by(TrialRow.number.desc() if newest_first else TrialRow.number)
+        )
         rows = connection.execute(cut(query, page, page_size)).all()
         return TrialPage(items=with_outcomes(connection, rows), total=total)
 
 
-def outcomes_after(store: Store, campaign_id: int, after: int, limit: int) -> tuple[TrialOutcome, ...]:
-    """Return up to `limit` trials whose final outcome has a number above `after`, by that number."""
+def outcomes_after(
+    store: Store, campaign_id: int, after: int, limit: int
+) -> tuple[TrialOutcome, ...]:
+    """Return up to `limit` trials whose final outcome has a number above `after`, by that
+    number.
+    """
     mine = (TrialRow.campaign_id == campaign_id, TrialRow.outcome_number > after)
     query = select(TrialRow).where(*mine).order_by(TrialRow.outcome_number).limit(limit)
     with store.database.read() as connection:
@@ -215,7 +242,9 @@ def cut(query: SelectT, page: int, page_size: int) -> SelectT:
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One of several compared campaigns, with its best recipe, None before the first measurement."""
+    """One of several compared campaigns, with its best recipe, None before the first
+    measurement.
+    """
 
     campaign: CampaignSummary
     best: RankedRecipe | None
@@ -237,7 +266,9 @@ class SharedRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Displayed):
-    """Campaigns, and a page of the `total` recipes that all of them measured, the first campaign's fastest first."""
+    """Campaigns, and a page of the `total` recipes that all of them measured, the first campaign's
+    fastest first.
+    """
 
     sides: tuple[Side, ...]
     shared: tuple[SharedRecipe, ...]
@@ -253,19 +284,25 @@ def check_compared(names: Sequence[str]) -> None:
         raise bad_value("campaigns", ", ".join(names) or "none", f"2 to {MOST_COMPARED} to compare")
 
 
-def compare(store: Store, names: Sequence[str], *, page: int = 1, page_size: int = 50) -> Comparison:
+def compare(
+    store: Store, names: Sequence[str], *, page: int = 1, page_size: int = 50
+) -> Comparison:
     """Compare two named campaigns or more."""
     check_compared(names)
     one, first_trial = StandingRow, aliased(TrialRow)
     with store.database.reading(), store.database.read() as connection:
         campaigns = [store.campaign(name) for name in names]
         query = select(one.recipe_id, one.trial_id, first_trial.recipe_json, one.tokens_per_s)
-        query = query.join(first_trial, first_trial.id == one.trial_id).where(one.campaign_id == campaigns[0].id)
+        query = query.join(first_trial, first_trial.id == one.trial_id).where(
+            one.campaign_id == campaigns[0].id
+        )
         for place, campaign in enumerate(campaigns[1:], start=1):
             # By way of the other's trial, which has an index by campaign and recipe.
             trial, other = aliased(TrialRow), aliased(StandingRow)
             query = query.add_columns(other.tokens_per_s.label(f"rate_{place}"))
-            query = query.join(trial, and_(trial.campaign_id == campaign.id, trial.recipe_id == one.recipe_id))
+            query = query.join(
+                trial, and_(trial.campaign_id == campaign.id, trial.recipe_id == one.recipe_id)
+            )
             query = query.join(other, other.trial_id == trial.id)
         total = connection.execute(select(func.count()).select_from(query.subquery())).scalar_one()
         query = query.order_by(one.tokens_per_s.desc(), one.recipe_id)
@@ -275,7 +312,9 @@ def compare(store: Store, names: Sequence[str], *, page: int = 1, page_size: int
                 recipe=cell(TrialRow.recipe_json, recipe_json, trial_id),
                 tokens_per_s=tuple(rates),
             )
-            for recipe_id, trial_id, recipe_json, *rates in connection.execute(cut(query, page, page_size))
+            for recipe_id, trial_id, recipe_json, *rates in connection.execute(
+                cut(query, page, page_size)
+            )
         )
         summaries = store.summaries(connection, [campaign.id for campaign in campaigns])
         sides = tuple(
@@ -289,22 +328,36 @@ def newest_spans(store: Store, campaign_id: int, limit: int) -> Page[AttemptOutc
     """Return the `limit` attempts of a campaign that were begun last, oldest first."""
     mine = AttemptRow.campaign_id == campaign_id
     with store.database.read() as connection:
-        total = connection.execute(select(func.count()).select_from(AttemptRow).where(mine)).scalar_one()
+        total = connection.execute(
+            select(func.count()).select_from(AttemptRow).where(mine)
+        ).scalar_one()
         return Page(items=tuple(read_attempts(connection, mine, newest=limit)), total=total)
 
 
 def under_way(store: Store, campaign: Campaign, limit: int) -> tuple[bool, Page[AttemptOutcome]]:
-    """Return whether a driver holds the campaign, and the first `limit` attempts that it has under way."""
+    """Return whether a driver holds the campaign, and the first `limit` attempts that it has under
+    way.
+    """
     with store.database.read() as connection:
         row = connection.execute(select(CampaignRow).where(CampaignRow.id == campaign.id)).one()
         if not is_held(store.database, connection, row):
             return False, Page(items=(), total=0)
         # Those that an earlier driver left under way are older: this one has yet to collect them.
         is_its_own = AttemptRow.started_at >= row.driven_since
-        mine = (AttemptRow.campaign_id == campaign.id, AttemptRow.state == AttemptState.RUNNING, is_its_own)
-        total = connection.execute(select(func.count()).select_from(AttemptRow).where(*mine)).scalar_one()
-        first = connection.execute(select(AttemptRow.id).where(*mine).order_by(AttemptRow.id).limit(limit)).scalars()
-        return True, Page(items=tuple(read_attempts(connection, AttemptRow.id.in_(first.all()))), total=total)
+        mine = (
+            AttemptRow.campaign_id == campaign.id,
+            AttemptRow.state == AttemptState.RUNNING,
+            is_its_own,
+        )
+        total = connection.execute(
+            select(func.count()).select_from(AttemptRow).where(*mine)
+        ).scalar_one()
+        first = connection.execute(
+            select(AttemptRow.id).where(*mine).order_by(AttemptRow.id).limit(limit)
+        ).scalars()
+        return True, Page(
+            items=tuple(read_attempts(connection, AttemptRow.id.in_(first.all()))), total=total
+        )
 
 
 def rank_of(store: Store, campaign: Campaign, recipe_id: str) -> int | None:
@@ -335,4 +388,7 @@ def trial_histories(store: Store, campaign_id: int) -> list[TrialHistory]:
     """Return every trial of the campaign with its attempts, by number."""
     with store.database.reading(), store.database.read() as connection:
         tries = attempts_by_trial(connection, AttemptRow.campaign_id == campaign_id)
-        return [TrialHistory(trial=one, attempts=tuple(tries.get(one.id, ()))) for one in store.trials(campaign_id)]
+        return [
+            TrialHistory(trial=one, attempts=tuple(tries.get(one.id, ())))
+            for one in store.trials(campaign_id)
+        ]

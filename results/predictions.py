@@ -1,7 +1,8 @@
 """Predictions and outlooks in a campaign's events.
 
-A prediction is a recipe's expected rate, from probes on fewer nodes. An outlook is what a strategy expects of further
-probes, a proposal what it expected of the recipe that it chose. No ranking contains any.
+A prediction is a recipe's expected rate, from probes on fewer nodes. An outlook is what a strategy
+expects of further probes, a proposal what it expected of the recipe that it chose. No ranking
+contains any.
 """
 
 from __future__ import annotations
@@ -15,13 +16,21 @@ from sqlalchemy import Connection, false, func, or_, select
 from frontrunner.results.outcome import RecipeStats
 from frontrunner.results.records import SMALL_CAMPAIGN, Campaign, Event, Figures, Outlook
 from frontrunner.results.rows import interpreted, value_of, values
-from frontrunner.results.schema import CampaignRow, EventRow, StandingRow, TrialRow, recipe_from_json, recipe_to_json
+from frontrunner.results.schema import (
+    CampaignRow,
+    EventRow,
+    StandingRow,
+    TrialRow,
+    recipe_from_json,
+    recipe_to_json,
+)
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
 from frontrunner.spaces.recipe import Choice, Recipe
 
 PREDICTION = "prediction"
-# Keys of a campaign's problem summary: the campaign that it is predicted from, and how that differs.
+# Keys of a campaign's problem summary: the campaign that it is predicted from, and how that
+# differs.
 SMALL_SCALE = "small_scale"
 FIGURES = ("tokens_per_s", "low", "high", "chance")
 OUTLOOK = "outlook"
@@ -30,16 +39,20 @@ NO_OUTLOOK = "no-outlook"
 MOST_NAMED = 100
 """Trials whose events are looked for one by one."""
 PROPOSED = "proposed"
-"""Event of a recipe that was chosen by a forecast; its data names the `trial` and has the fields of `Proposed`."""
+"""Event of a recipe that was chosen by a forecast; its data names the `trial` and has the fields of
+`Proposed`.
+"""
 FORECASTS = (OUTLOOK, NO_OUTLOOK, PREDICTION, PROPOSED)
 """Events that are not part of a campaign's history."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """A recipe's expected tokens/s at the campaign's scale, its 95 % interval, and its chance to run.
+    """A recipe's expected tokens/s at the campaign's scale, its 95 % interval, and its chance to
+    run.
 
-    `confirmed` pools its measurements at that scale since; `failed` says that it was tried there and failed.
+    `confirmed` pools its measurements at that scale since; `failed` says that it was tried there
+    and failed.
     """
 
     recipe_id: str
@@ -54,12 +67,16 @@ class Predicted:
     @property
     def error(self) -> float | None:
         """Predicted / measured - 1; None where it was not measured."""
-        return None if self.confirmed is None else self.tokens_per_s / self.confirmed.tokens_per_s - 1
+        return (
+            None if self.confirmed is None else self.tokens_per_s / self.confirmed.tokens_per_s - 1
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SmallScale:
-    """A campaign that is predicted from another, `small`, on fewer nodes; `scale` says how that differs."""
+    """A campaign that is predicted from another, `small`, on fewer nodes; `scale` says how that
+    differs.
+    """
 
     campaign: str
     nodes: int
@@ -85,8 +102,8 @@ class SmallScale:
 class Expected:
     """What a strategy expected of a recipe when it chose it.
 
-    `expected_improvement` is the mean gain, as an `Outlook`'s, None before the first measurement; `chance` is that to
-    run at all.
+    `expected_improvement` is the mean gain, as an `Outlook`'s, None before the first measurement;
+    `chance` is that to run at all.
     """
 
     tokens_per_s: float
@@ -97,7 +114,8 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True)
 class Belief:
-    """The tokens/s of the fastest recipe that a strategy expected to run at places of a map, as (x, y, tokens/s).
+    """The tokens/s of the fastest recipe that a strategy expected to run at places of a map, as (x,
+    y, tokens/s).
 
     A measured recipe counts with what was measured. A place that has none is left out.
     """
@@ -128,7 +146,9 @@ def proposed_of(store: Store, campaign_id: int, trials: Collection[int]) -> dict
     """Return the same with what was expected of all other recipes."""
     mine = [EventRow.campaign_id == campaign_id, EventRow.kind == PROPOSED]
     if len(trials) <= MOST_NAMED:
-        named = [EventRow.data_json.endswith(f'"trial":{number}}}') for number in trials]  # the last of its keys
+        named = [
+            EventRow.data_json.endswith(f'"trial":{number}}}') for number in trials
+        ]  # the last of its keys
         mine.append(or_(false(), *named))
     with store.database.read() as connection:
         # At most one proposal per trial, in the order of their numbers.
@@ -140,14 +160,21 @@ def proposed_of(store: Store, campaign_id: int, trials: Collection[int]) -> dict
 def _proposed(event: Event) -> tuple[int, Proposed]:
     def read() -> tuple[int, Proposed]:
         data: Mapping[str, Any] = event.data
-        gain, belief = data["expected_improvement"], data.get("belief")  # earlier versions stored none
-        cells = () if belief is None else tuple((x, y, float(rate)) for x, y, rate in belief["cells"])
+        gain, belief = (
+            data["expected_improvement"],
+            data.get("belief"),
+        )  # earlier versions stored none
+        cells = (
+            () if belief is None else tuple((x, y, float(rate)) for x, y, rate in belief["cells"])
+        )
         proposed = Proposed(
             tokens_per_s=float(data["tokens_per_s"] or 0.0),
             chance=float(data["chance"] or 0.0),
             expected_improvement=None if gain is None else float(gain),
             of_front=bool(data["of_front"]),
-            belief=None if belief is None else Belief(x=str(belief["x"]), y=str(belief["y"]), cells=cells),
+            belief=None
+            if belief is None
+            else Belief(x=str(belief["x"]), y=str(belief["y"]), cells=cells),
         )
         return int(data["trial"]), proposed
 
@@ -174,30 +201,43 @@ def small_scale(store: Store, campaign: Campaign) -> SmallScale | None:
             nodes=interpreted(CampaignRow, campaign.id, "problem_json", lambda: int(str(nodes))),
             small=str(small),
             scale=str(campaign.problem_summary.get(SMALL_SCALE, "")),
-            small_measured=connection.execute(of_small.where(CampaignRow.name == str(small))).scalar_one(),
+            small_measured=connection.execute(
+                of_small.where(CampaignRow.name == str(small))
+            ).scalar_one(),
             figures=campaign.figures,
             predicted=_predictions(connection, campaign.id),
         )
 
 
 def scales_that_predict(store: Store, prefix: str) -> tuple[SmallScale, ...]:
-    """Return the campaigns that predict recipes whose ids have this prefix, the newest first, each with these only."""
+    """Return the campaigns that predict recipes whose ids have this prefix, the newest first, each
+    with these only.
+    """
     predict = CampaignRow.id.in_(select(EventRow.campaign_id).where(EventRow.kind == PREDICTION))
     with store.database.read() as connection:
         campaigns = values(connection, Campaign, predict, order=CampaignRow.id.desc())
-    scales = [scale for campaign in campaigns if (scale := small_scale(store, campaign)) is not None]
+    scales = [
+        scale for campaign in campaigns if (scale := small_scale(store, campaign)) is not None
+    ]
     found = (
-        replace(scale, predicted=tuple(one for one in scale.predicted if one.recipe_id.startswith(prefix)))
+        replace(
+            scale,
+            predicted=tuple(one for one in scale.predicted if one.recipe_id.startswith(prefix)),
+        )
         for scale in scales
     )
     return tuple(scale for scale in found if scale.predicted)
 
 
 def _predictions(connection: Connection, campaign_id: int) -> tuple[Predicted, ...]:
-    events = values(connection, Event, EventRow.campaign_id == campaign_id, EventRow.kind == PREDICTION)
+    events = values(
+        connection, Event, EventRow.campaign_id == campaign_id, EventRow.kind == PREDICTION
+    )
     standings = select(StandingRow).where(StandingRow.campaign_id == campaign_id)
     measured = {row.recipe_id: value_of(RecipeStats, row) for row in connection.execute(standings)}
-    tried = select(TrialRow.recipe_id).where(TrialRow.campaign_id == campaign_id, TrialRow.state == TrialState.FAILED)
+    tried = select(TrialRow.recipe_id).where(
+        TrialRow.campaign_id == campaign_id, TrialRow.state == TrialState.FAILED
+    )
     failed = set(connection.execute(tried).scalars())
     return tuple(
         replace(one, confirmed=measured.get(one.recipe_id), failed=one.recipe_id in failed)
@@ -222,10 +262,15 @@ def newest_outlooks(connection: Connection, campaign_id: int, count: int) -> lis
 
 
 def outlook_of(event: Event) -> tuple[Outlook, int]:
-    """Return the outlook of an event, 0 for a share that was not finite, and the recipes measured by then."""
+    """Return the outlook of an event, 0 for a share that was not finite, and the recipes measured
+    by then.
+    """
 
     def read() -> tuple[Outlook, int]:
-        shares = {name: float(event.data.get(name) or 0.0) for name in ("expected_improvement", "gap", "gap_at_most")}
+        shares = {
+            name: float(event.data.get(name) or 0.0)
+            for name in ("expected_improvement", "gap", "gap_at_most")
+        }
         measured = int(event.data.get("measured") or 0)
         return Outlook(**shares, of_front=bool(event.data.get("of_front"))), measured
 

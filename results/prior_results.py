@@ -10,21 +10,33 @@ from sqlalchemy import func, select
 from frontrunner.results.outcome import Failure, Measurement, undisturbed
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Campaign, Event, Probed
-from frontrunner.results.rows import DamagedCell, cell, finished_attempts, interpreted, provenance_by_attempt, values
+from frontrunner.results.rows import (
+    DamagedCell,
+    cell,
+    finished_attempts,
+    interpreted,
+    provenance_by_attempt,
+    values,
+)
 from frontrunner.results.schema import AttemptRow, EventRow, FailureRow, MeasurementRow, TrialRow
 from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.spaces.recipe import Recipe
 
 REUSED = "reused"
-"""Event of a trial whose outcome is an earlier campaign's; its data names the `trial` by its number."""
+"""Event of a trial whose outcome is an earlier campaign's; its data names the `trial` by its
+number.
+"""
 CUT = "cut"
-"""Event of an attempt whose nodes were taken away, or not there yet; its data names the `trial` by its number."""
+"""Event of an attempt whose nodes were taken away, or not there yet; its data names the `trial` by
+its number.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PriorResult:
-    """One recipe of a campaign with its outcome: its `undisturbed` measurements, the oldest first, or one failure.
+    """One recipe of a campaign with its outcome: its `undisturbed` measurements, the oldest first,
+    or one failure.
 
     When and with what it ran is of the newest of these.
     """
@@ -39,13 +51,18 @@ class PriorResult:
 
 
 def campaign_results(store: Store, campaign_id: int) -> list[PriorResult]:
-    """Return the recipes of a campaign with a final outcome, without those reused from an earlier campaign."""
+    """Return the recipes of a campaign with a final outcome, without those reused from an earlier
+    campaign.
+    """
     mine, by_trial = AttemptRow.campaign_id == campaign_id, defaultdict[int, list[Probed]](list)
     with store.database.reading(), store.database.read() as connection:
         reused = trials_noted(store, campaign_id, REUSED)
         ran_with = provenance_by_attempt(connection, mine)
         for one in finished_attempts(connection, mine, AttemptRow.state != AttemptState.LOST):
-            if one.trial.state in (TrialState.MEASURED, TrialState.FAILED) and one.trial.number not in reused:
+            if (
+                one.trial.state in (TrialState.MEASURED, TrialState.FAILED)
+                and one.trial.number not in reused
+            ):
                 by_trial[one.trial.number].append(one)
     return [_prior_result(attempts, ran_with) for _, attempts in sorted(by_trial.items())]
 
@@ -53,9 +70,15 @@ def campaign_results(store: Store, campaign_id: int) -> list[PriorResult]:
 def _prior_result(attempts: list[Probed], ran_with: dict[int, Provenance]) -> PriorResult:
     trial = attempts[-1].trial
     measured = undisturbed([one for one in attempts if isinstance(one.outcome, Measurement)])
-    failed = [one for one in attempts if isinstance(one.outcome, Failure) and trial.state is TrialState.FAILED]
+    failed = [
+        one
+        for one in attempts
+        if isinstance(one.outcome, Failure) and trial.state is TrialState.FAILED
+    ]
     if not (measured or failed):
-        raise DamagedCell(TrialRow, trial.id, "state", f"it is {trial.state}, and no such outcome is stored")
+        raise DamagedCell(
+            TrialRow, trial.id, "state", f"it is {trial.state}, and no such outcome is stored"
+        )
     last = (failed or measured)[-1]
     repeats = tuple(one.outcome for one in measured if isinstance(one.outcome, Measurement))
     return PriorResult(
@@ -70,9 +93,13 @@ def _prior_result(attempts: list[Probed], ran_with: dict[int, Provenance]) -> Pr
 
 
 def trials_noted(store: Store, campaign_id: int, kind: str) -> Counter[int]:
-    """Count the campaign's events of a kind, `REUSED` or `CUT`, by the number of the trial that they name."""
+    """Count the campaign's events of a kind, `REUSED` or `CUT`, by the number of the trial that
+    they name.
+    """
     with store.database.read() as connection:
-        events = values(connection, Event, EventRow.campaign_id == campaign_id, EventRow.kind == kind)
+        events = values(
+            connection, Event, EventRow.campaign_id == campaign_id, EventRow.kind == kind
+        )
         return Counter(map(_trial_number, events))
 
 
@@ -99,5 +126,7 @@ def node_seconds_by_group(store: Store, campaign: Campaign) -> dict[str, float]:
 
 
 def probes_made(store: Store, campaign: Campaign) -> int:
-    """Count the outcomes that are charged to a budget of probes: all but those reused from earlier campaigns."""
+    """Count the outcomes that are charged to a budget of probes: all but those reused from earlier
+    campaigns.
+    """
     return max(0, campaign.outcomes - len(trials_noted(store, campaign.id, REUSED)))

@@ -1,7 +1,7 @@
 """Identity and liveness of processes and machines, and who acts through this one.
 
-A process id is valid on one machine only, and is reused. What identifies a process is the boot of its machine and its
-start time since that boot, neither of which changes when a clock is set.
+A process id is valid on one machine only, and is reused. What identifies a process is the boot of
+its machine and its start time since that boot, neither of which changes when a clock is set.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _user: ContextVar[str | None] = ContextVar("user", default=None)
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessId:
-    """Unique identity of a process: the boot of its machine, and its start in clock ticks since that boot."""
+    """Unique identity of a process: the boot of its machine, and its start in clock ticks since
+    that boot.
+    """
 
     boot_id: str
     started_ticks: int
@@ -63,7 +65,9 @@ def acting_for(user: str) -> Iterator[None]:
 
 
 def acting_user() -> str:
-    """Return who acts: the user of a request to a service or, in its driver, of the launch; else the system's user."""
+    """Return who acts: the user of a request to a service or, in its driver, of the launch; else
+    the system's user.
+    """
     return requesting_user() or os.environ.get(USER_VARIABLE) or system_user()
 
 
@@ -81,13 +85,17 @@ def system_user() -> str:
 
 
 def this_host() -> str:
-    """Return the name under which process ids of this process are valid: the host's, or the container's."""
+    """Return the name under which process ids of this process are valid: the host's, or the
+    container's.
+    """
     name, namespace = socket.gethostname(), pid_namespace()
     return name if namespace in (0, FIRST_PID_NAMESPACE) else f"{name}#{namespace}"
 
 
 def machine_id() -> str:
-    """Return what no other running machine has: the id of this boot on Linux, elsewhere the host's name."""
+    """Return what no other running machine has: the id of this boot on Linux, elsewhere the host's
+    name.
+    """
     try:
         return BOOT_ID.read_text(encoding="ascii").strip().replace("-", "")
     except OSError:
@@ -95,13 +103,17 @@ def machine_id() -> str:
 
 
 def pid_namespace(pid: int | None = None) -> int:
-    """Return a process's namespace number, 0 where the system has none; `OSError` for one that has ended."""
+    """Return a process's namespace number, 0 where the system has none; `OSError` for one that has
+    ended.
+    """
     file = PID_NAMESPACE if pid is None else Path(f"/proc/{pid}/ns/pid")
     return file.stat().st_ino if PID_NAMESPACE.parent.exists() else 0
 
 
 def boot_id() -> str | None:
-    """Return the id of this boot; None where there is none, or /proc belongs to another pid namespace."""
+    """Return the id of this boot; None where there is none, or /proc belongs to another pid
+    namespace.
+    """
     try:
         return BOOT_ID.read_text(encoding="ascii").strip() if proc_is_ours() else None
     except OSError:
@@ -109,7 +121,9 @@ def boot_id() -> str | None:
 
 
 def proc_is_ours() -> bool:
-    """Return whether /proc lists this process under its own id; in a container it may show the host's ids."""
+    """Return whether /proc lists this process under its own id; in a container it may show the
+    host's ids.
+    """
     try:
         return Path("/proc/self").readlink().name == str(os.getpid())
     except OSError:
@@ -118,12 +132,19 @@ def proc_is_ours() -> bool:
 
 def process_stat(pid: int) -> ProcessStat:
     """Read a process's entry in /proc; raises `OSError` where there is none."""
-    after_the_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    after_the_name = (
+        Path(f"/proc/{pid}/stat")
+        .read_text(encoding="utf-8", errors="replace")
+        .rpartition(")")[2]
+        .split()
+    )
     return ProcessStat(after_the_name[0], int(after_the_name[19]))  # fields 3 and 22
 
 
 def process_id(host: str, pid: int) -> ProcessId | None:
-    """Return the identity of a process of this host; None for other hosts, and where it cannot be read."""
+    """Return the identity of a process of this host; None for other hosts, and where it cannot be
+    read.
+    """
     boot = boot_id()
     if host != this_host() or boot is None:
         return None
@@ -134,15 +155,17 @@ def process_id(host: str, pid: int) -> ProcessId | None:
 
 
 def is_on_this_host(host: str, identity: ProcessId | None) -> bool:
-    """Return whether a process id is one of this host, by the host's name and, where known, the boot id."""
+    """Return whether a process id is one of this host, by the host's name and, where known, the
+    boot id.
+    """
     return host == this_host() and (identity is None or boot_id() in (None, identity.boot_id))
 
 
 def liveness(host: str, pid: int, identity: ProcessId | None, *, is_one_machine: bool) -> Liveness:
     """Return whether a process runs, from its host's name, its pid and, where known, its identity.
 
-    `is_one_machine` states that no other machine can be meant: a process of another boot is then dead where its pid
-    is free. Otherwise it may run on another machine of the same name.
+    `is_one_machine` states that no other machine can be meant: a process of another boot is then
+    dead where its pid is free. Otherwise it may run on another machine of the same name.
     """
     if host != this_host():
         return Liveness.UNKNOWN
@@ -159,7 +182,9 @@ def liveness(host: str, pid: int, identity: ProcessId | None, *, is_one_machine:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process of this host runs; one that ended but was not waited for yet does not."""
+    """Return whether a process of this host runs; one that ended but was not waited for yet does
+    not.
+    """
     try:
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
@@ -167,7 +192,9 @@ def is_alive(pid: int) -> bool:
 
 
 def _is_hidden(pid: int) -> bool:
-    """Return whether a process runs that /proc does not show, as other users' processes under hidepid."""
+    """Return whether a process runs that /proc does not show, as other users' processes under
+    hidepid.
+    """
     try:
         os.kill(pid, 0)
     except (OSError, OverflowError) as error:

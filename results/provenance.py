@@ -20,7 +20,9 @@ from frontrunner.results.redaction import redact
 
 PACKAGES = ("frontrunner", "torch", "deephyper", "optuna", "deepspeed", "numpy", "sqlalchemy")
 LIBRARIES = tuple(f"nvidia-{name}-cu{cuda}" for name in ("cudnn", "nccl") for cuda in (12, 13))
-"""Packages of torch's libraries, where they are installed as such; earlier versions did not record them."""
+"""Packages of torch's libraries, where they are installed as such; earlier versions did not record
+them.
+"""
 GPU_DRIVER_FILES = {
     "nvidia-driver": "proc/driver/nvidia/version",
     "amdgpu-driver": "sys/module/amdgpu/version",
@@ -34,10 +36,11 @@ GIT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """A file that was trained on: its path, None for the built-in text, its size, and the SHA-256 of the first MiB.
+    """A file that was trained on: its path, None for the built-in text, its size, and the SHA-256
+    of the first MiB.
 
-    Of a token file that `frontrunner prepare` wrote also the tokenizer, a file beside it, and the held-out part. Of
-    several files each has its weight.
+    Of a token file that `frontrunner prepare` wrote also the tokenizer, a file beside it, and the
+    held-out part. Of several files each has its weight.
     """
 
     path: str | None
@@ -56,12 +59,15 @@ def _as_files(given: Any) -> Any:
 
 
 DataFiles = Annotated[tuple[TrainingData, ...], BeforeValidator(_as_files)]
-"""The files that were trained on; empty where they are not recorded. Earlier versions wrote the one file, or null."""
+"""The files that were trained on; empty where they are not recorded. Earlier versions wrote the one
+file, or null.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Environment of one run of a driver: where it was started, with what versions and (redacted) command line.
+    """Environment of one run of a driver: where it was started, with what versions and (redacted)
+    command line.
 
     `data` is empty where nothing was trained, and in stores of earlier versions.
     """
@@ -77,9 +83,13 @@ class Provenance:
 
 
 def collect(device: str, data: tuple[TrainingData, ...] = ()) -> Provenance:
-    """Return the provenance of this process; `device` names what its probes run on. Imports none of the packages."""
+    """Return the provenance of this process; `device` names what its probes run on. Imports none of
+    the packages.
+    """
     revision, dirty = git_state(Path.cwd())
-    installed = {name: version(name) for name in (*PACKAGES, *LIBRARIES) if any(distributions(name=name))}
+    installed = {
+        name: version(name) for name in (*PACKAGES, *LIBRARIES) if any(distributions(name=name))
+    }
     return Provenance(
         versions={"python": platform.python_version(), **installed, **gpu_driver_versions()},
         host=socket.gethostname(),
@@ -104,16 +114,24 @@ def gpu_driver_versions(root: Path = Path("/")) -> dict[str, str]:
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """Return (commit, whether files differ from it) of the checkout around `folder`; None for what git cannot state."""
+    """Return (commit, whether files differ from it) of the checkout around `folder`; None for what
+    git cannot state.
+    """
 
     def git(*arguments: str) -> str | None:
         command = ["git", "-C", str(folder), *arguments]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
     revision = git("rev-parse", "HEAD")
-    changes = git("--no-optional-locks", "status", "--porcelain", "--untracked-files=no") if revision else None
+    changes = (
+        git("--no-optional-locks", "status", "--porcelain", "--untracked-files=no")
+        if revision
+        else None
+    )
     return revision, None if changes is None else bool(changes)

@@ -1,6 +1,8 @@
-"""Run folders that are no longer needed: those of finished campaigns, whose outcomes are in the store.
+"""Run folders that are no longer needed: those of finished campaigns, whose outcomes are in the
+store.
 
-A store may name any folder, so only one that a driver is known to have made is removed, by what was written into it.
+A store may name any folder, so only one that a driver is known to have made is removed, by what was
+written into it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ from frontrunner.results.lease import refuse_referred
 from frontrunner.results.process_identity import acting_user
 from frontrunner.results.records import timestamp
 from frontrunner.results.rows import cell
-from frontrunner.results.schema import AttemptRow, Base, CampaignRow, DeletionRow, FailureRow, MeasurementRow
+from frontrunner.results.schema import (
+    AttemptRow,
+    Base,
+    CampaignRow,
+    DeletionRow,
+    FailureRow,
+    MeasurementRow,
+)
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import came_from_archive
 from frontrunner.results.store import Store
@@ -37,7 +46,9 @@ NAMED_IN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Prunable(Displayed):
-    """A finished campaign with the existing run folders of its attempts, and the bytes in their files."""
+    """A finished campaign with the existing run folders of its attempts, and the bytes in their
+    files.
+    """
 
     campaign: str
     folders: tuple[Path, ...]
@@ -47,19 +58,33 @@ class Prunable(Displayed):
 def prunable(store: Store, campaign: str | None = None) -> tuple[Prunable, ...]:
     """Return what may be removed of the named campaign, or (None) of every finished one.
 
-    A folder is included only if the store holds its outcome, if it lies in a folder with the campaign's name, and if a
-    file in it names it. What came from an archive is left alone: its folders are those of another store.
+    A folder is included only if the store holds its outcome, if it lies in a folder with the
+    campaign's name, and if a file in it names it. What came from an archive is left alone: its
+    folders are those of another store.
     """
-    if campaign is not None and (state := store.campaign(campaign).state) is not CampaignState.FINISHED:
+    if (
+        campaign is not None
+        and (state := store.campaign(campaign).state) is not CampaignState.FINISHED
+    ):
         raise InvalidInput(
             f"campaign {campaign} is {state}, so its run folders may still be needed",
             hint=f"finish it first: frontrunner resume {campaign}",
         )
-    finished = select(CampaignRow.id, CampaignRow.name).where(CampaignRow.state == CampaignState.FINISHED)
+    finished = select(CampaignRow.id, CampaignRow.name).where(
+        CampaignRow.state == CampaignState.FINISHED
+    )
     with store.database.read() as connection:
-        rows = [row for row in connection.execute(finished.order_by(CampaignRow.id)) if campaign in (None, row.name)]
+        rows = [
+            row
+            for row in connection.execute(finished.order_by(CampaignRow.id))
+            if campaign in (None, row.name)
+        ]
         found = [(row.name, _folders(connection, row.id, row.name)) for row in rows]
-    return tuple(Prunable(campaign=name, folders=folders, bytes=_bytes(folders)) for name, folders in found if folders)
+    return tuple(
+        Prunable(campaign=name, folders=folders, bytes=_bytes(folders))
+        for name, folders in found
+        if folders
+    )
 
 
 def _bytes(folders: Iterable[Path]) -> int:
@@ -69,7 +94,9 @@ def _bytes(folders: Iterable[Path]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Deleted(Prunable):
-    """A campaign with its rows in the store and its run folders, which were deleted, or in a preview would be."""
+    """A campaign with its rows in the store and its run folders, which were deleted, or in a
+    preview would be.
+    """
 
     rows: int
     is_preview: bool
@@ -90,10 +117,14 @@ def delete_campaign(store: Store, campaign: str, *, preview: bool = False) -> De
             connection.execute(made)
         for table in (Base.metadata.tables[name] for name in reversed(TABLES)):
             mine = of_campaign(table, found.id)
-            rows += connection.execute(select(func.count()).select_from(table).where(mine)).scalar_one()
+            rows += connection.execute(
+                select(func.count()).select_from(table).where(mine)
+            ).scalar_one()
             if not preview:
                 connection.execute(delete(table).where(mine))
-    part = Deleted(campaign=campaign, folders=folders, bytes=_bytes(folders), rows=rows, is_preview=preview)
+    part = Deleted(
+        campaign=campaign, folders=folders, bytes=_bytes(folders), rows=rows, is_preview=preview
+    )
     if not preview:
         prune([part])
     return part
@@ -107,7 +138,9 @@ def prune(found: Iterable[Prunable]) -> None:
 
 
 def names_itself(folder: Path) -> bool:
-    """Return whether a file in the folder, written by a driver or an evaluator, names this very folder."""
+    """Return whether a file in the folder, written by a driver or an evaluator, names this very
+    folder.
+    """
     for file, keys in NAMED_IN.items():
         with suppress(OSError, ValueError, RecursionError):
             found: Any = json.loads((folder / file).read_bytes())
@@ -119,10 +152,14 @@ def names_itself(folder: Path) -> bool:
 
 
 def _folders(connection: Connection, campaign_id: int, name: str) -> tuple[Path, ...]:
-    """Return the run folders whose outcomes are stored, in a folder that has the name of the campaign's launch."""
+    """Return the run folders whose outcomes are stored, in a folder that has the name of the
+    campaign's launch.
+    """
     if came_from_archive(connection, campaign_id):
         return ()
-    spec = connection.execute(select(CampaignRow.spec_json).where(CampaignRow.id == campaign_id)).scalar_one()
+    spec = connection.execute(
+        select(CampaignRow.spec_json).where(CampaignRow.id == campaign_id)
+    ).scalar_one()
     name = json.loads(cell(CampaignRow.spec_json, spec, campaign_id)).get("name", name)
     stored = (
         select(AttemptRow.id, AttemptRow.run_folder)
@@ -133,12 +170,23 @@ def _folders(connection: Connection, campaign_id: int, name: str) -> tuple[Path,
         .order_by(AttemptRow.run_folder)
     )
     rows = connection.execute(stored).all()
-    folders = dict.fromkeys(Path(cell(AttemptRow.run_folder, row.run_folder, row.id)) for row in rows)
-    return tuple(folder for folder in folders if _is_run_folder(folder, name) and names_itself(folder))
+    folders = dict.fromkeys(
+        Path(cell(AttemptRow.run_folder, row.run_folder, row.id)) for row in rows
+    )
+    return tuple(
+        folder for folder in folders if _is_run_folder(folder, name) and names_itself(folder)
+    )
 
 
 def _is_run_folder(folder: Path, campaign: object) -> bool:
-    """Return whether a folder is named as drivers name it: absolute, NUMBER.NUMBER, in one with the campaign's name."""
+    """Return whether a folder is named as drivers name it: absolute, NUMBER.NUMBER, in one with the
+    campaign's name.
+    """
     trial, _, attempt = folder.name.partition(".")
-    named = folder.is_absolute() and folder.parent.name == campaign and trial.isdigit() and attempt.isdigit()
+    named = (
+        folder.is_absolute()
+        and folder.parent.name == campaign
+        and trial.isdigit()
+        and attempt.isdigit()
+    )
     return named and ".." not in folder.parts and folder.is_dir() and not folder.is_symlink()

@@ -64,8 +64,9 @@ FILTERS = (
 class RankedRecipe(Displayed):
     """One recipe with its rank, from 1; `gap_percent` is how much worse it is than the first.
 
-    `memory_above_idle_bytes_max_rank` is `Measurement`'s, the most in any repeat, None where none states it.
-    `doubts` are those of the pooled repeats' `Telemetry`; `training` is what all its tokens take at this rate.
+    `memory_above_idle_bytes_max_rank` is `Measurement`'s, the most in any repeat, None where none
+    states it. `doubts` are those of the pooled repeats' `Telemetry`; `training` is what all its
+    tokens take at this rate.
     """
 
     rank: int
@@ -92,12 +93,13 @@ def best(
     by: str | None = None,
     max_memory_gb: float | None = None,
 ) -> list[RankedRecipe]:
-    """Return the campaign's `top` recipes (None for all), best first; empty where none was measured.
+    """Return the campaign's `top` recipes (None for all), best first; empty where none was
+    measured.
 
-    `by` is one of tokens (tokens/s), tokens-per-device, tflops (model TFLOPS per device), memory (of the rank that
-    needs most) and step-time; by default what the campaign seeks. `max_memory_gb` leaves out recipes with a rank above
-    that many 1e9 bytes. It and `memory` leave out recipes whose peak memory is unknown. Equal figures are ordered by
-    recipe id.
+    `by` is one of tokens (tokens/s), tokens-per-device, tflops (model TFLOPS per device), memory
+    (of the rank that needs most) and step-time; by default what the campaign seeks. `max_memory_gb`
+    leaves out recipes with a rank above that many 1e9 bytes. It and `memory` leave out recipes
+    whose peak memory is unknown. Equal figures are ordered by recipe id.
 
     Raises `InvalidInput` for an unknown `by`, or for limits that are not above 0.
     """
@@ -110,21 +112,31 @@ def best(
     with store.read(campaign) as (connection, found):
         if by is None:
             return best_of(connection, found, *conditions(RankBy.TOKENS, max_memory_gb), top=top)
-        return rank(connection, found, *conditions(RankBy(by), max_memory_gb), by=RankBy(by), top=top)
+        return rank(
+            connection, found, *conditions(RankBy(by), max_memory_gb), by=RankBy(by), top=top
+        )
 
 
 def best_of(
     connection: Connection, campaign: Campaign, *wanted: ColumnElement[bool], top: int | None = None
 ) -> list[RankedRecipe]:
-    """Rank the recipes that meet the conditions by what the campaign seeks, within a transaction."""
+    """Rank the recipes that meet the conditions by what the campaign seeks, within a
+    transaction.
+    """
     sought = campaign.problem_summary.get(OBJECTIVE, "tokens")
     if sought != "tokens_per_cost":
-        return rank(connection, campaign, *wanted, by=RankBy(str(sought).replace("_", "-")), top=top)
+        return rank(
+            connection, campaign, *wanted, by=RankBy(str(sought).replace("_", "-")), top=top
+        )
 
     def rate(row: RankedRecipe) -> float:
-        return row.standing.tokens_per_s / divisor_of(campaign, row.recipe.devices, row.recipe.group)
+        return row.standing.tokens_per_s / divisor_of(
+            campaign, row.recipe.devices, row.recipe.group
+        )
 
-    rows = sorted(rank(connection, campaign, *wanted), key=lambda row: (-rate(row), row.recipe_id))[:top]
+    rows = sorted(rank(connection, campaign, *wanted), key=lambda row: (-rate(row), row.recipe_id))[
+        :top
+    ]
     return [
         replace(row, rank=place, gap_percent=gap_percent(rate(row), rate(rows[0])))
         for place, row in enumerate(rows, start=1)
@@ -132,7 +144,9 @@ def best_of(
 
 
 def conditions(by: RankBy, max_memory_gb: float | None) -> list[ColumnElement[bool]]:
-    """Return what a ranked row must meet: a known peak where it is ranked or limited by it, and that limit."""
+    """Return what a ranked row must meet: a known peak where it is ranked or limited by it, and
+    that limit.
+    """
     known = [PEAK_IS_KNOWN] if by is RankBy.MEMORY or max_memory_gb is not None else []
     peak = StandingRow.peak_memory_bytes_max_rank
     return known if max_memory_gb is None else [*known, peak <= max_memory_gb * BYTES_PER_GB]
@@ -150,7 +164,8 @@ def rank(  # noqa: PLR0913 - the parameters of a query, each by its name
 ) -> list[RankedRecipe]:
     """Rank the recipes that meet the conditions within a transaction.
 
-    Their `ranks` are by default from 1, and gaps are to `better`, by default the first one's figure.
+    Their `ranks` are by default from 1, and gaps are to `better`, by default the first one's
+    figure.
     """
     query = (
         select(StandingRow, TrialRow.recipe_json, TrialRow.number)
@@ -163,7 +178,10 @@ def rank(  # noqa: PLR0913 - the parameters of a query, each by its name
     found, rows = [], connection.execute(query).all()
     recorded = recorded_by_trial(connection, [row.trial_id for row in rows])
     for place, row in zip(ranks or itertools.count(1), rows, strict=False):
-        stats, recipe = value_of(RecipeStats, row), cell(TrialRow.recipe_json, row.recipe_json, row.trial_id)
+        stats, recipe = (
+            value_of(RecipeStats, row),
+            cell(TrialRow.recipe_json, row.recipe_json, row.trial_id),
+        )
         figure = getattr(stats, ORDERED_COLUMNS[by].key)
         better = figure if better is None else better
         ranked = RankedRecipe(
@@ -175,7 +193,11 @@ def rank(  # noqa: PLR0913 - the parameters of a query, each by its name
             standing=stats,
             gap_percent=gap_percent(figure, better, by=by),
             memory_above_idle_bytes_max_rank=max(
-                (size for one in recorded[row.trial_id] if (size := one.memory_above_idle_bytes_max_rank) is not None),
+                (
+                    size
+                    for one in recorded[row.trial_id]
+                    if (size := one.memory_above_idle_bytes_max_rank) is not None
+                ),
                 default=None,
             ),
             doubts=doubts_of(recorded[row.trial_id]),
@@ -186,7 +208,9 @@ def rank(  # noqa: PLR0913 - the parameters of a query, each by its name
 
 
 def _training(campaign: Campaign, recipe: Recipe, tokens_per_s: float) -> Training | None:
-    """Return what the tokens that the campaign states take at a recipe's rate; None where it states none."""
+    """Return what the tokens that the campaign states take at a recipe's rate; None where it states
+    none.
+    """
     stated: Mapping[str, Any] = campaign.problem_summary
     if "billion_tokens" not in stated:
         return None
@@ -195,13 +219,16 @@ def _training(campaign: Campaign, recipe: Recipe, tokens_per_s: float) -> Traini
 
 
 def divisor_of(campaign: Campaign, devices: int, group: str) -> float:
-    """Return what tokens/s are divided by to rank by price: of equal nodes that does not change the order."""
+    """Return what tokens/s are divided by to rank by price: of equal nodes that does not change the
+    order.
+    """
     nodes, price = nodes_of(campaign, devices, group)
     return nodes * price if price and GROUPS in campaign.problem_summary else nodes
 
 
 def nodes_of(campaign: Campaign, devices: int, group: str) -> tuple[int, float | None]:
-    """Return the whole nodes that so many devices take, of a group if there are some, and the price of one for an hour.
+    """Return the whole nodes that so many devices take, of a group if there are some, and the price
+    of one for an hour.
 
     The price is None where the campaign states none.
     """
@@ -213,23 +240,34 @@ def nodes_of(campaign: Campaign, devices: int, group: str) -> tuple[int, float |
 def pareto(
     store: Store, campaign: Campaign | str | None, *, least_tokens_per_s: float | None = None
 ) -> list[RankedRecipe]:
-    """Return the front of tokens/s (more is better) against the peak memory of the fullest rank (less is better).
+    """Return the front of tokens/s (more is better) against the peak memory of the fullest rank
+    (less is better).
 
-    Fastest first. Recipes whose peak is unknown are left out; of recipes equal in both, the one with the smallest
-    recipe id is returned. `least_tokens_per_s` leaves slower recipes out beforehand. A window over the index finds the
-    front of 100,000 recipes in 50 ms; reading them for `spaces.pareto` takes several times as long.
+    Fastest first. Recipes whose peak is unknown are left out; of recipes equal in both, the one
+    with the smallest recipe id is returned. `least_tokens_per_s` leaves slower recipes out
+    beforehand. A window over the index finds the front of 100,000 recipes in 50 ms; reading them
+    for `spaces.pareto` takes several times as long.
     """
     memory = StandingRow.peak_memory_bytes_max_rank
     with store.read(campaign) as (connection, found):
         wanted = [StandingRow.campaign_id == found.id, PEAK_IS_KNOWN]
         if least_tokens_per_s is not None:
             wanted.append(StandingRow.tokens_per_s >= least_tokens_per_s)
-        # Walking from the fastest down, a recipe is on the front if it needs less than all before it.
+        # Walking from the fastest down, a recipe is on the front if it needs less than all before
+        # it.
         fastest_first = (StandingRow.tokens_per_s.desc(), memory, StandingRow.recipe_id)
-        least_before = func.min(memory).over(order_by=fastest_first, rows=(None, -1)).label("least_before")
-        walked = select(StandingRow.trial_id, memory.label("memory"), least_before).where(*wanted).subquery()
+        least_before = (
+            func.min(memory).over(order_by=fastest_first, rows=(None, -1)).label("least_before")
+        )
+        walked = (
+            select(StandingRow.trial_id, memory.label("memory"), least_before)
+            .where(*wanted)
+            .subquery()
+        )
         on_front = or_(walked.c.least_before.is_(None), walked.c.memory < walked.c.least_before)
-        return rank(connection, found, StandingRow.trial_id.in_(select(walked.c.trial_id).where(on_front)))
+        return rank(
+            connection, found, StandingRow.trial_id.in_(select(walked.c.trial_id).where(on_front))
+        )
 
 
 def ordering(by: RankBy) -> tuple[ColumnElement[Any], ...]:
@@ -244,7 +282,9 @@ def gap_percent(figure: float, better: float, *, by: RankBy = RankBy.TOKENS) -> 
 
 
 def passes(recipe: Recipe, filters: Filters) -> bool:
-    """Return whether a recipe has the value of each filter. With one copy its sharding is "none"."""
+    """Return whether a recipe has the value of each filter. With one copy its sharding is
+    "none".
+    """
     for name, value in filters.items():
         if name == "sharding":
             named = Sharding.named(str(value), recipe.copies)
@@ -253,7 +293,9 @@ def passes(recipe: Recipe, filters: Filters) -> bool:
             own = {one.name: one.value for one in recipe.custom}
             has_it = all(own.get(knob) == wanted for knob, wanted in value.items())
         else:
-            has_it = getattr(recipe, DIMENSIONS[name].field if name in DIMENSIONS else name) == value
+            has_it = (
+                getattr(recipe, DIMENSIONS[name].field if name in DIMENSIONS else name) == value
+            )
         if not has_it:
             return False
     return True

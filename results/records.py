@@ -18,12 +18,16 @@ from frontrunner.spaces.recipe import Recipe
 
 EventData = Mapping[str, str | int | float | None]
 Figures = Literal["measured", "simulated", "imported"]
-"""Where a campaign's numbers come from: training, a rehearsal's rough formulas, or a table of others."""
+"""Where a campaign's numbers come from: training, a rehearsal's rough formulas, or a table of
+others.
+"""
 
 OBJECTIVE = "objective"
 """Key of a campaign's problem summary: what it seeks, where that is not tokens/s."""
 GROUPS = "groups"
-"""Key of a problem summary: nodes, device, devices per node and price of each of the cluster's groups, by its name."""
+"""Key of a problem summary: nodes, device, devices per node and price of each of the cluster's
+groups, by its name.
+"""
 UNARCHIVED = "unarchived"
 """Event of a campaign that came from an archive; its data name the file and its hash."""
 IMPORTED = "imported"
@@ -46,7 +50,8 @@ def state_in_words(state: CampaignState, *, is_driven: bool) -> str:
 class Campaign(Displayed):
     """One search. `driver` is host:pid of the lease's holder.
 
-    `problem_summary` is for people; `outcomes` counts each trial that ended, and once more for each repeat.
+    `problem_summary` is for people; `outcomes` counts each trial that ended, and once more for each
+    repeat.
     """
 
     id: int
@@ -73,7 +78,9 @@ class Campaign(Displayed):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it neither runs nor has an outcome or a prediction, as one that never got nodes."""
+        """Whether it neither runs nor has an outcome or a prediction, as one that never got
+        nodes.
+        """
         is_under_way = self.state in (CampaignState.CREATED, CampaignState.RUNNING)
         return not (is_under_way or self.outcomes or SMALL_CAMPAIGN in self.problem_summary)
 
@@ -83,26 +90,40 @@ MOST_TAGS, MOST_TAG_CHARACTERS, MOST_NOTE_CHARACTERS = 20, 40, 4000
 
 @dataclass(frozen=True, kw_only=True)
 class Labels(Displayed):
-    """What people say of a campaign. One that is hidden is left out of lists, and of nothing else."""
+    """What people say of a campaign. One that is hidden is left out of lists, and of nothing
+    else.
+    """
 
     tags: tuple[str, ...] = ()
     note: str = ""
     hidden: bool = False
 
     def __post_init__(self) -> None:
-        expected = f"1 to {MOST_TAG_CHARACTERS} printable characters without a comma, and no space at either end"
+        expected = (
+            f"1 to {MOST_TAG_CHARACTERS} printable characters without a comma, and no space at"
+            " either end"
+        )
         for tag in self.tags:
-            if not 0 < len(tag) <= MOST_TAG_CHARACTERS or not tag.isprintable() or "," in tag or tag != tag.strip():
+            if (
+                not 0 < len(tag) <= MOST_TAG_CHARACTERS
+                or not tag.isprintable()
+                or "," in tag
+                or tag != tag.strip()
+            ):
                 raise bad_value("tag", tag, expected)
         if len(self.tags) > MOST_TAGS:
             raise bad_value("tags", f"{len(self.tags)} tags", f"at most {MOST_TAGS}")
         if len(self.note) > MOST_NOTE_CHARACTERS:
-            raise bad_value("note", f"{len(self.note):,} characters", f"at most {MOST_NOTE_CHARACTERS:,}")
+            raise bad_value(
+                "note", f"{len(self.note):,} characters", f"at most {MOST_NOTE_CHARACTERS:,}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignSummary(Displayed):
-    """One line of the list of campaigns; `probes` counts the trials in each state, zeros included."""
+    """One line of the list of campaigns; `probes` counts the trials in each state, zeros
+    included.
+    """
 
     id: int
     name: str
@@ -123,9 +144,13 @@ class CampaignSummary(Displayed):
     is_idle: bool = False
 
     def has(self, words: str) -> bool:
-        """Return whether each of the words is part of the campaign's name, problem, strategy, tags or note."""
+        """Return whether each of the words is part of the campaign's name, problem, strategy, tags
+        or note.
+        """
         about = (self.problem_summary.get(key) for key in ("model", "cluster", "device"))
-        text = " ".join(map(str, (self.name, self.strategy, *about, *self.labels.tags, self.labels.note))).lower()
+        text = " ".join(
+            map(str, (self.name, self.strategy, *about, *self.labels.tags, self.labels.note))
+        ).lower()
         return all(word in text for word in words.lower().split())
 
     @property
@@ -204,7 +229,9 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """The right to write to a campaign: the `epoch`-th that was given out, for `duration_s` after each renewal."""
+    """The right to write to a campaign: the `epoch`-th that was given out, for `duration_s` after
+    each renewal.
+    """
 
     campaign_id: int
     campaign_name: str
@@ -223,7 +250,9 @@ def utc_now() -> datetime:
 
 
 def timestamp(moment: datetime) -> str:
-    """Return ISO 8601 in UTC with offset and microseconds: text of one width, so that it sorts by time."""
+    """Return ISO 8601 in UTC with offset and microseconds: text of one width, so that it sorts by
+    time.
+    """
     if moment.tzinfo is None:
         raise ValueError(f"{moment!r} has no time zone")
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
@@ -233,10 +262,10 @@ def timestamp(moment: datetime) -> str:
 class Outlook:
     """What a strategy expects of further probes, in shares of the best measured tokens/s.
 
-    `expected_improvement` is the mean gain of the most promising next probe. `gap` is the estimated distance to the
-    best recipe of the whole legal space, at least 0, and `gap_at_most` its 95th percentile. Where `of_front`, they
-    are shares of what the measured front is worth: the best tokens/s within an allowance of memory and nodes, as a
-    mean over all allowances.
+    `expected_improvement` is the mean gain of the most promising next probe. `gap` is the estimated
+    distance to the best recipe of the whole legal space, at least 0, and `gap_at_most` its 95th
+    percentile. Where `of_front`, they are shares of what the measured front is worth: the best
+    tokens/s within an allowance of memory and nodes, as a mean over all allowances.
     """
 
     expected_improvement: float

@@ -1,7 +1,7 @@
 """Rows of the store's tables as values: the one place where either becomes the other.
 
-Each column is checked against the type that is declared with it. A row that no version of frontrunner wrote raises
-`DamagedCell`, which names table, row and column.
+Each column is checked against the type that is declared with it. A row that no version of
+frontrunner wrote raises `DamagedCell`, which names table, row and column.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from sqlalchemy import Column, ColumnElement, Connection, Select, func, inspect,
 from sqlalchemy.orm import InstrumentedAttribute
 from typing_extensions import TypedDict
 
-from frontrunner.results.outcome import Failure, Measurement, Outcome, RecipeStats, refuse_unrankable
+from frontrunner.results.outcome import (
+    Failure,
+    Measurement,
+    Outcome,
+    RecipeStats,
+    refuse_unrankable,
+)
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Attempt, AttemptOutcome, Campaign, Event, Probed, Trial
 from frontrunner.results.redaction import without_secrets
@@ -43,7 +49,9 @@ from frontrunner.spaces.errors import StoreUnusable, shown
 T = TypeVar("T")
 Columns = dict[str, Any]
 PLAIN_TYPES = {int: int, str: Annotated[str, Field(min_length=0)]}
-"""Types of columns that declare none; a constraint makes pydantic look into text, which may not be UTF-8."""
+"""Types of columns that declare none; a constraint makes pydantic look into text, which may not be
+UTF-8.
+"""
 MOST_BOUND = 10_000
 """Values of one query; SQLite and PostgreSQL take at least three times as many."""
 TABLES: dict[type, type[Base]] = {
@@ -66,12 +74,15 @@ class DamagedCell(StoreUnusable):
         self.finding = f"{table.__tablename__} row {row_id}, {column}: {why}"
         self.place = (table.__tablename__, row_id, column, why)
         super().__init__(
-            f"the store is damaged: {self.finding}", hint="restore a backup: frontrunner store copy BACKUP NEW.db"
+            f"the store is damaged: {self.finding}",
+            hint="restore a backup: frontrunner store copy BACKUP NEW.db",
         )
 
 
 def columns_of(table: type[Base], row: Any) -> Columns:
-    """Return the checked columns of a row, with JSON and enums read; raises `DamagedCell` and `LaterVersion`."""
+    """Return the checked columns of a row, with JSON and enums read; raises `DamagedCell` and
+    `LaterVersion`.
+    """
     found = row._mapping
     return _read(table, found[_columns(table)[0].name], _adapter(table), dict(found))
 
@@ -90,7 +101,9 @@ def interpreted(table: type[Base], row_id: object, column: str, reader: Callable
         raise DamagedCell(table, row_id, column, str(error) or type(error).__name__) from error
 
 
-def _read(table: type[Base], row_id: object, adapter: TypeAdapter[Columns], found: Columns) -> Columns:
+def _read(
+    table: type[Base], row_id: object, adapter: TypeAdapter[Columns], found: Columns
+) -> Columns:
     try:
         return adapter.validate_python(found)
     except ValidationError as error:
@@ -114,7 +127,10 @@ def _explained(error: ValidationError) -> tuple[str, str]:
         return column, f"{of}{getattr(raised, 'message', raised)}"
     if not first["msg"].startswith(SHOULD_BE):
         return column, f"{of}{first['msg']}"
-    return column, f"{of}it holds {shown(first['input'])}, expected {first['msg'].removeprefix(SHOULD_BE)}"
+    return (
+        column,
+        f"{of}it holds {shown(first['input'])}, expected {first['msg'].removeprefix(SHOULD_BE)}",
+    )
 
 
 @cache
@@ -140,15 +156,21 @@ def _sources(kind: Any) -> tuple[tuple[str, str], ...]:
     names = [column.name for column in _columns(TABLES[kind])]
     of_field = {name.removesuffix("_json"): name for name in names} | {name: name for name in names}
     of_field["problem_summary"] = "problem_json"
-    return tuple((field.name, of_field[field.name]) for field in fields(kind) if field.name in of_field)
+    return tuple(
+        (field.name, of_field[field.name]) for field in fields(kind) if field.name in of_field
+    )
 
 
 def value_of(kind: type[T], row: Any) -> T:
-    """Read a row of the table that holds values of this kind (`TABLES`); NULL losses and times become NaN."""
+    """Read a row of the table that holds values of this kind (`TABLES`); NULL losses and times
+    become NaN.
+    """
     found = columns_of(TABLES[kind], row)
     values = {name: found[column] for name, column in _sources(cast(Any, kind))}
     if kind is Campaign:
-        values["driver"] = None if row.driver_host is None else f"{row.driver_host}:{row.driver_pid}"
+        values["driver"] = (
+            None if row.driver_host is None else f"{row.driver_host}:{row.driver_pid}"
+        )
     return kind(**values)
 
 
@@ -159,19 +181,30 @@ def values(
     order: Any = None,
     limit: int | None = None,
 ) -> list[T]:
-    """Read the rows that meet the conditions from the table of this kind, by default in the order of their keys."""
+    """Read the rows that meet the conditions from the table of this kind, by default in the order
+    of their keys.
+    """
     table = TABLES[kind]
-    query = select(table).where(*wanted).order_by(table.__table__.c[0] if order is None else order).limit(limit)
+    query = (
+        select(table)
+        .where(*wanted)
+        .order_by(table.__table__.c[0] if order is None else order)
+        .limit(limit)
+    )
     return [value_of(kind, row) for row in connection.execute(query)]
 
 
 def outcome_to_columns(outcome: Outcome) -> Columns:
-    """Return the columns of `MeasurementRow` or `FailureRow`; side figures that are not finite become NULL.
+    """Return the columns of `MeasurementRow` or `FailureRow`; side figures that are not finite
+    become NULL.
 
     Raises ValueError where a number that recipes are ranked or charged by is missing or not finite.
     """
     refuse_unrankable(outcome)
-    return {column: _stored(getattr(outcome, name)) for name, column in _sources(cast(Any, type(outcome)))}
+    return {
+        column: _stored(getattr(outcome, name))
+        for name, column in _sources(cast(Any, type(outcome)))
+    }
 
 
 def _stored(value: object) -> object:
@@ -185,12 +218,16 @@ def _stored(value: object) -> object:
 
 
 def storable(text: str) -> str:
-    """Return the text without what PostgreSQL or UTF-8 cannot hold: NUL characters and unpaired surrogates."""
+    """Return the text without what PostgreSQL or UTF-8 cannot hold: NUL characters and unpaired
+    surrogates.
+    """
     return text.replace("\x00", "\ufffd").encode(errors="replace").decode()
 
 
 def has_table(connection: Connection, table: type[Base]) -> bool:
-    """Return whether the store has a table; remembered per connection, since tables are never removed."""
+    """Return whether the store has a table; remembered per connection, since tables are never
+    removed.
+    """
     remembered = f"frontrunner_has_{table.__tablename__}"
     if not connection.info.get(remembered):
         connection.info[remembered] = inspect(connection).has_table(table.__tablename__)
@@ -201,22 +238,37 @@ def outcomes_by_attempt(connection: Connection, attempts: Select[int]) -> dict[i
     """Return the outcomes of attempts by their ids."""
     found: dict[int, Outcome] = {}
     beside: dict[int, dict[str, Any]] = defaultdict(dict)
-    for table, column in ((EndingRow, EndingRow.ended), (TelemetryRow, TelemetryRow.telemetry_json)):
+    for table, column in (
+        (EndingRow, EndingRow.ended),
+        (TelemetryRow, TelemetryRow.telemetry_json),
+    ):
         if has_table(connection, table):
             for row in connection.execute(select(table).where(table.attempt_id.in_(attempts))):
-                beside[row.attempt_id][column.key.removesuffix("_json")] = columns_of(table, row)[column.key]
-    for measured in connection.execute(select(MeasurementRow).where(MeasurementRow.attempt_id.in_(attempts))):
-        found[measured.attempt_id] = replace(value_of(Measurement, measured), **beside[measured.attempt_id])
+                beside[row.attempt_id][column.key.removesuffix("_json")] = columns_of(table, row)[
+                    column.key
+                ]
+    for measured in connection.execute(
+        select(MeasurementRow).where(MeasurementRow.attempt_id.in_(attempts))
+    ):
+        found[measured.attempt_id] = replace(
+            value_of(Measurement, measured), **beside[measured.attempt_id]
+        )
     for failed in connection.execute(select(FailureRow).where(FailureRow.attempt_id.in_(attempts))):
         found[failed.attempt_id] = value_of(Failure, failed)
     return found
 
 
-def recorded_by_trial(connection: Connection, trial_ids: Sequence[int]) -> dict[int, list[Measurement]]:
-    """Return the measurements of trials, by their ids, of which ranks recorded something beside their steps."""
+def recorded_by_trial(
+    connection: Connection, trial_ids: Sequence[int]
+) -> dict[int, list[Measurement]]:
+    """Return the measurements of trials, by their ids, of which ranks recorded something beside
+    their steps.
+    """
     found: dict[int, list[Measurement]] = defaultdict(list)
     if has_table(connection, TelemetryRow):
-        recorded = select(AttemptRow.trial_id).join(TelemetryRow, TelemetryRow.attempt_id == AttemptRow.id)
+        recorded = select(AttemptRow.trial_id).join(
+            TelemetryRow, TelemetryRow.attempt_id == AttemptRow.id
+        )
         for start in range(0, len(trial_ids), MOST_BOUND):
             mine = AttemptRow.trial_id.in_(trial_ids[start : start + MOST_BOUND])
             theirs = AttemptRow.trial_id.in_(recorded.where(mine))
@@ -230,11 +282,15 @@ def recorded_by_trial(connection: Connection, trial_ids: Sequence[int]) -> dict[
 def read_attempts(
     connection: Connection, *wanted: ColumnElement[bool], newest: int | None = None
 ) -> list[AttemptOutcome]:
-    """Return the attempts that meet the conditions (of these the `newest`), with trials and outcomes, oldest first."""
+    """Return the attempts that meet the conditions (of these the `newest`), with trials and
+    outcomes, oldest first.
+    """
     ids = select(AttemptRow.id).where(*wanted)
     if newest is not None:
         ids = ids.order_by(AttemptRow.id.desc()).limit(newest)
-    with_ids = connection.execute(ids.limit(MOST_BOUND + 1) if newest is None else ids).scalars().all()
+    with_ids = (
+        connection.execute(ids.limit(MOST_BOUND + 1) if newest is None else ids).scalars().all()
+    )
     if len(with_ids) <= MOST_BOUND:  # else each of the queries below finds them again
         ids = select(AttemptRow.id).where(AttemptRow.id.in_(with_ids))
     mine = AttemptRow.id.in_(ids)
@@ -246,12 +302,16 @@ def read_attempts(
         if row.trial_id not in trials:
             why = f"its campaign has no trial with the id {row.trial_id}"
             raise DamagedCell(AttemptRow, row.id, "trial_id", why)
-        one = AttemptOutcome(trial=trials[row.trial_id], attempt=value_of(Attempt, row), outcome=outcomes.get(row.id))
+        one = AttemptOutcome(
+            trial=trials[row.trial_id], attempt=value_of(Attempt, row), outcome=outcomes.get(row.id)
+        )
         found.append(one)
     return found
 
 
-def attempts_by_trial(connection: Connection, *wanted: ColumnElement[bool]) -> dict[int, list[AttemptOutcome]]:
+def attempts_by_trial(
+    connection: Connection, *wanted: ColumnElement[bool]
+) -> dict[int, list[AttemptOutcome]]:
     """Return the attempts that meet the conditions by their trials' ids, oldest first."""
     found: dict[int, list[AttemptOutcome]] = {}
     for one in read_attempts(connection, *wanted):
@@ -260,16 +320,22 @@ def attempts_by_trial(connection: Connection, *wanted: ColumnElement[bool]) -> d
 
 
 def finished_attempts(connection: Connection, *wanted: ColumnElement[bool]) -> list[Probed]:
-    """Return the attempts that meet the conditions and have ended, in the order in which they did."""
+    """Return the attempts that meet the conditions and have ended, in the order in which they
+    did.
+    """
     found = []
     for one in read_attempts(connection, *wanted, AttemptRow.state != AttemptState.RUNNING):
         if one.outcome is None:
-            raise DamagedCell(AttemptRow, one.attempt.id, "state", "it has ended, and no outcome of it is stored")
+            raise DamagedCell(
+                AttemptRow, one.attempt.id, "state", "it has ended, and no outcome of it is stored"
+            )
         found.append(Probed(trial=one.trial, attempt=one.attempt, outcome=one.outcome))
     return sorted(found, key=lambda one: (one.attempt.finished_at or "", one.attempt.id))
 
 
-def provenance_by_attempt(connection: Connection, *wanted: ColumnElement[bool]) -> dict[int, Provenance]:
+def provenance_by_attempt(
+    connection: Connection, *wanted: ColumnElement[bool]
+) -> dict[int, Provenance]:
     """Return what the attempts that meet the conditions ran with, where it was recorded."""
     query = select(AttemptRow.id, AttemptRow.provenance_id, ProvenanceRow.provenance_json)
     joined = query.join(ProvenanceRow, ProvenanceRow.id == AttemptRow.provenance_id).where(*wanted)
@@ -279,10 +345,17 @@ def provenance_by_attempt(connection: Connection, *wanted: ColumnElement[bool]) 
     }
 
 
-def trials_by_state(connection: Connection, campaign_ids: Sequence[int]) -> dict[int, dict[TrialState, int]]:
+def trials_by_state(
+    connection: Connection, campaign_ids: Sequence[int]
+) -> dict[int, dict[TrialState, int]]:
     """Count the trials of each campaign by state, zeros included."""
     counted = connection.execute(
-        select(TrialRow.campaign_id, TrialRow.state, func.count().label("trials"), func.min(TrialRow.id).label("first"))
+        select(
+            TrialRow.campaign_id,
+            TrialRow.state,
+            func.count().label("trials"),
+            func.min(TrialRow.id).label("first"),
+        )
         .where(TrialRow.campaign_id.in_(campaign_ids))
         .group_by(TrialRow.campaign_id, TrialRow.state)
     )
@@ -295,7 +368,11 @@ def trials_by_state(connection: Connection, campaign_ids: Sequence[int]) -> dict
 def unreadable_rows(connection: Connection) -> Iterator[tuple[Any, DamagedCell | LaterVersion]]:
     """Read every row; yield each that is damaged, or that a later version wrote, with the error."""
     for mapper in Base.registry.mappers:
-        for row in connection.execute(select(mapper.class_)) if has_table(connection, mapper.class_) else ():
+        for row in (
+            connection.execute(select(mapper.class_))
+            if has_table(connection, mapper.class_)
+            else ()
+        ):
             try:
                 columns_of(mapper.class_, row)
             except (DamagedCell, LaterVersion) as error:

@@ -1,7 +1,8 @@
 """Tables of the store, schema version 1, revision 0008, and what their columns hold.
 
-Timestamps are ISO 8601 text in UTC with offset, JSON columns are text without NaN, and states are guarded by CHECK
-constraints made from enums. `frontrunner.results.rows` reads the rows, and checks them by these types.
+Timestamps are ISO 8601 text in UTC with offset, JSON columns are text without NaN, and states are
+guarded by CHECK constraints made from enums. `frontrunner.results.rows` reads the rows, and checks
+them by these types.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ RECIPES_KEPT = 8192
 
 
 class LaterVersion(StoreUnusable):
-    """A document that a later version of frontrunner wrote, with fields that this one does not know."""
+    """A document that a later version of frontrunner wrote, with fields that this one does not
+    know.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, hint="upgrade frontrunner")
@@ -59,10 +62,13 @@ def recipe_from_json(text: str) -> Recipe:
     return document(Recipe, text, names=current_names)
 
 
-def document(kind: type[T], text: str, *, names: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> T:
+def document(
+    kind: type[T], text: str, *, names: Callable[[dict[str, Any]], dict[str, Any]] = dict
+) -> T:
     """Read a dataclass from its JSON text, strictly; fields with a default may be missing.
 
-    `names` replaces keys of earlier versions. Raises ValueError, and `LaterVersion` for fields that are not ours.
+    `names` replaces keys of earlier versions. Raises ValueError, and `LaterVersion` for fields that
+    are not ours.
     """
     table = names(_TABLE.validate_json(text, strict=True))
     found: T = _adapter(cast(Any, kind)).validate_json(json.dumps(table), strict=True)
@@ -119,7 +125,9 @@ CampaignName = Annotated[str, holds(Annotated[str, Field(pattern=f"^{CAMPAIGN_NA
 Time = Annotated[str, holds(Annotated[str, AfterValidator(_time)])]
 Count = Annotated[int, holds(_Size)]
 BigCount = Annotated[int, holds(_Size, sa.BigInteger)]
-Peak = Annotated[int, holds(Annotated[_Size, AfterValidator(lambda size: size or None)], sa.BigInteger)]
+Peak = Annotated[
+    int, holds(Annotated[_Size, AfterValidator(lambda size: size or None)], sa.BigInteger)
+]
 """Bytes; 0 is stored where they are unknown, and read as None."""
 Ordinal = Annotated[int, holds(Annotated[int, Field(ge=1, le=LARGEST)])]
 Figure = Annotated[float, holds(_NotNegative)]
@@ -136,8 +144,12 @@ Tags = Annotated[str, holds(Json[tuple[str, ...]])]
 Troubles = Annotated[str, holds(Json[dict[str, str]])]
 Losses = Annotated[str, holds(Json[tuple[Annotated[_Finite | None, _NAN_IF_NULL], ...]])]
 RecipeText = Annotated[str, holds(Annotated[Recipe, PlainValidator(recipe_from_json)])]
-ProvenanceText = Annotated[str, holds(Annotated[Provenance, PlainValidator(partial(document, Provenance))])]
-TelemetryText = Annotated[str, holds(Annotated[Telemetry, PlainValidator(partial(document, Telemetry))])]
+ProvenanceText = Annotated[
+    str, holds(Annotated[Provenance, PlainValidator(partial(document, Provenance))])
+]
+TelemetryText = Annotated[
+    str, holds(Annotated[Telemetry, PlainValidator(partial(document, Telemetry))])
+]
 
 
 def checked(column: str, words: type[StrEnum]) -> sa.CheckConstraint:
@@ -150,7 +162,9 @@ class Base(DeclarativeBase):
     """The tables of one store."""
 
 
-REVISIONS = sa.Table("alembic_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True))
+REVISIONS = sa.Table(
+    "alembic_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True)
+)
 """The table with the revision of the others, named as by Alembic, which earlier versions used."""
 
 
@@ -168,15 +182,19 @@ class StoreRow(Base):
 class CampaignRow(Base):
     """One search, with the lease of the driver that may write to it.
 
-    `epoch` counts the leases given out: a driver writes only under the current one. `outcomes` counts the final
-    outcomes, and numbers them.
+    `epoch` counts the leases given out: a driver writes only under the current one. `outcomes`
+    counts the final outcomes, and numbers them.
     """
 
     __tablename__ = "campaigns"
     __table_args__ = (
         checked("state", CampaignState),
-        sa.CheckConstraint("state <> 'running' OR lease_until IS NOT NULL", name="running_is_leased"),
-        sa.CheckConstraint("(driver_host IS NULL) = (lease_until IS NULL)", name="lease_has_driver"),
+        sa.CheckConstraint(
+            "state <> 'running' OR lease_until IS NOT NULL", name="running_is_leased"
+        ),
+        sa.CheckConstraint(
+            "(driver_host IS NULL) = (lease_until IS NULL)", name="lease_has_driver"
+        ),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -200,7 +218,9 @@ class CampaignRow(Base):
 
 
 class LabelsRow(Base):
-    """What people say of a campaign, and since when lists leave it out; most campaigns have no such row."""
+    """What people say of a campaign, and since when lists leave it out; most campaigns have no such
+    row.
+    """
 
     __tablename__ = "labels"
 
@@ -211,7 +231,9 @@ class LabelsRow(Base):
 
 
 class HolderRow(Base):
-    """The process to which a campaign's lease of one epoch was given; leases of earlier versions have no such row."""
+    """The process to which a campaign's lease of one epoch was given; leases of earlier versions
+    have no such row.
+    """
 
     __tablename__ = "holders"
 
@@ -233,7 +255,9 @@ class ProvenanceRow(Base):
 
 
 class TrialRow(Base):
-    """One recipe of a campaign. `outcome_number` orders the final outcomes as they were recorded, from 1."""
+    """One recipe of a campaign. `outcome_number` orders the final outcomes as they were recorded,
+    from 1.
+    """
 
     __tablename__ = "trials"
     __table_args__ = (
@@ -244,7 +268,8 @@ class TrialRow(Base):
         sa.Index("trials_by_recipe", "recipe_id"),
         checked("state", TrialState),
         sa.CheckConstraint(
-            "(state IN ('measured', 'failed')) = (outcome_number IS NOT NULL)", name="final_is_numbered"
+            "(state IN ('measured', 'failed')) = (outcome_number IS NOT NULL)",
+            name="final_is_numbered",
         ),
     )
 
@@ -280,7 +305,9 @@ class AttemptRow(Base):
 
 
 class MeasurementRow(Base):
-    """Measurement of one attempt; the columns are the fields of `Measurement`, NULL where one was not finite."""
+    """Measurement of one attempt; the columns are the fields of `Measurement`, NULL where one was
+    not finite.
+    """
 
     __tablename__ = "measurements"
 
@@ -309,7 +336,9 @@ class EndingRow(Base):
 
 
 class TelemetryRow(Base):
-    """What the ranks of one attempt recorded beside their steps; attempts of earlier versions have no such row."""
+    """What the ranks of one attempt recorded beside their steps; attempts of earlier versions have
+    no such row.
+    """
 
     __tablename__ = "telemetry"
 
@@ -318,7 +347,9 @@ class TelemetryRow(Base):
 
 
 class NodesRow(Base):
-    """The nodes of one attempt, and what speaks against some; attempts on one machine alone have no such row."""
+    """The nodes of one attempt, and what speaks against some; attempts on one machine alone have no
+    such row.
+    """
 
     __tablename__ = "nodes"
 
@@ -344,8 +375,9 @@ class FailureRow(Base):
 class StandingRow(Base):
     """A recipe's measurements in one campaign, pooled: what the rankings read.
 
-    It repeats what the measurements say, so that ordering 100,000 of them is a walk along an index. It is rewritten
-    in the transaction that adds a measurement, and removed when the trial ends as failed.
+    It repeats what the measurements say, so that ordering 100,000 of them is a walk along an index.
+    It is rewritten in the transaction that adds a measurement, and removed when the trial ends as
+    failed.
     """
 
     __tablename__ = "standings"

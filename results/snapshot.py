@@ -28,7 +28,14 @@ from frontrunner.results.outcome import FailureKind
 from frontrunner.results.ranking import divisor_of, rank
 from frontrunner.results.records import OBJECTIVE, Campaign
 from frontrunner.results.rows import cell, finished_attempts, has_table
-from frontrunner.results.schema import AttemptRow, EndingRow, FailureRow, MeasurementRow, StandingRow, TrialRow
+from frontrunner.results.schema import (
+    AttemptRow,
+    EndingRow,
+    FailureRow,
+    MeasurementRow,
+    StandingRow,
+    TrialRow,
+)
 from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.spaces.recipe import Choice
@@ -66,7 +73,9 @@ class Snapshot:
                     self._forget()  # part of it may have been added
                     if not isinstance(error, ValueError | LookupError | TypeError | AttributeError):
                         raise
-                    finished_attempts(connection, AttemptRow.campaign_id == found.id)  # names the damaged cell
+                    finished_attempts(
+                        connection, AttemptRow.campaign_id == found.id
+                    )  # names the damaged cell
                     rank(connection, found)
                     raise
                 self._made, self._version = self._made_of(found), version
@@ -76,14 +85,20 @@ class Snapshot:
         mine = TrialRow.campaign_id == campaign.id
         self._read_recipes(connection, mine, TrialRow.id > self._newest_trial)
         self._read_outcomes(connection, mine, TrialRow.outcome_number > self._newest_outcome)
-        is_open = TrialRow.state.in_((TrialState.QUEUED, TrialState.RUNNING))  # also a measured one that is repeated
-        if waiting := connection.execute(select(TrialRow.id, TrialRow.state).where(mine, is_open)).all():
+        is_open = TrialRow.state.in_(
+            (TrialState.QUEUED, TrialState.RUNNING)
+        )  # also a measured one that is repeated
+        if waiting := connection.execute(
+            select(TrialRow.id, TrialRow.state).where(mine, is_open)
+        ).all():
             ids, states = zip(*waiting, strict=True)
             self._note(self._rows_of(ids), states)
         self._read_attempts(connection, campaign)
 
     def _read_recipes(self, connection: Connection, *new: ColumnElement[bool]) -> None:
-        query = select(TrialRow.id, TrialRow.recipe_id, TrialRow.recipe_json, TrialRow.state).where(*new)
+        query = select(TrialRow.id, TrialRow.recipe_id, TrialRow.recipe_json, TrialRow.state).where(
+            *new
+        )
         result = connection.execute(query.order_by(TrialRow.number))
         while rows := result.fetchmany(READ_AT_ONCE):
             ids, names, texts, states = zip(*rows, strict=True)
@@ -97,7 +112,9 @@ class Snapshot:
             self._trial_ids = np.concatenate([self._trial_ids, np.array(ids, dtype=np.intp)])
             self._recipe_ids = np.concatenate([self._recipe_ids, np.array(names, dtype=np.str_)])
             empty = np.full(len(ids), math.nan)
-            self._figures = {name: np.concatenate([held, empty]) for name, held in self._figures.items()}
+            self._figures = {
+                name: np.concatenate([held, empty]) for name, held in self._figures.items()
+            }
             self._outcomes = np.concatenate([self._outcomes, np.zeros(len(ids), dtype=np.int32)])
             self._note(np.arange(first, len(self._trial_ids)), states)
             self._newest_trial = max(self._newest_trial, *ids)
@@ -112,7 +129,9 @@ class Snapshot:
         order = np.argsort(self._trial_ids, kind="stable")
         wanted = np.array(trial_ids, dtype=np.intp)
         places = np.searchsorted(self._trial_ids, wanted, sorter=order)
-        found: Rows = order[np.minimum(places, len(order) - 1)] if len(order) else np.empty(0, dtype=np.intp)
+        found: Rows = (
+            order[np.minimum(places, len(order) - 1)] if len(order) else np.empty(0, dtype=np.intp)
+        )
         if len(found) != len(wanted) or not np.array_equal(self._trial_ids[found], wanted):
             raise LookupError("an attempt of another campaign's trial")
         return found
@@ -134,18 +153,29 @@ class Snapshot:
             return
         ids, states, numbers, *standings = zip(*ended, strict=True)
         rows = self._rows_of(ids)
-        self._note(rows, (kind_of.get(trial_id, state) for trial_id, state in zip(ids, states, strict=True)))
+        self._note(
+            rows,
+            (kind_of.get(trial_id, state) for trial_id, state in zip(ids, states, strict=True)),
+        )
         for (name, held), values in zip(self._figures.items(), standings, strict=True):
             found = np.array(values, dtype=np.float64)  # None becomes not a number
             changed = held.copy()
-            changed[rows] = np.where(found == 0, math.nan, found) if name == "peak_memory_bytes_max_rank" else found
+            changed[rows] = (
+                np.where(found == 0, math.nan, found)
+                if name == "peak_memory_bytes_max_rank"
+                else found
+            )
             self._figures[name] = changed
         self._newest_outcome = max(self._newest_outcome, *numbers)
 
     def _read_attempts(self, connection: Connection, campaign: Campaign) -> None:
-        """Read what ended since: not by id alone, since a probe that was started earlier may end later."""
+        """Read what ended since: not by id alone, since a probe that was started earlier may end
+        later.
+        """
         mine = AttemptRow.campaign_id == campaign.id
-        is_over = AttemptRow.state.in_([state for state in AttemptState if state is not AttemptState.RUNNING])
+        is_over = AttemptRow.state.in_(
+            [state for state in AttemptState if state is not AttemptState.RUNNING]
+        )
         node_seconds = func.coalesce(MeasurementRow.node_seconds, FailureRow.node_seconds)
         query = (
             select(
@@ -158,7 +188,9 @@ class Snapshot:
         )
         has_endings = has_table(connection, EndingRow)
         if has_endings:
-            query = query.add_columns(EndingRow.ended).outerjoin(EndingRow, EndingRow.attempt_id == AttemptRow.id)
+            query = query.add_columns(EndingRow.ended).outerjoin(
+                EndingRow, EndingRow.attempt_id == AttemptRow.id
+            )
         seen = self._ended["id"] if self._ended else np.empty(0, dtype=np.int64)
         known = set(seen[seen >= self._attempts_from].tolist())
         if rows := [row for row in connection.execute(query) if row.id not in known]:
@@ -181,7 +213,9 @@ class Snapshot:
             joined = {name: np.concatenate([held[name], one]) for name, one in new.items()}
             order = np.lexsort((joined["id"], joined["finished_at"]))
             self._ended = {name: one[order] for name, one in joined.items()}
-        is_running = select(func.min(AttemptRow.id)).where(mine, AttemptRow.state == AttemptState.RUNNING)
+        is_running = select(func.min(AttemptRow.id)).where(
+            mine, AttemptRow.state == AttemptState.RUNNING
+        )
         oldest: int | None = connection.execute(is_running).scalar_one()
         after = int(self._ended["id"].max()) + 1 if self._ended else 0
         self._attempts_from = after if oldest is None else min(oldest, after)
@@ -189,7 +223,9 @@ class Snapshot:
     def _outcome_axis(self) -> Axis:
         present, places = np.unique(self._outcomes, return_inverse=True)
         words = list(self._known_outcomes)
-        known: dict[Choice, int] = {words[code]: place for place, code in enumerate(present.tolist())}
+        known: dict[Choice, int] = {
+            words[code]: place for place, code in enumerate(present.tolist())
+        }
         return ordered_axis(known, places.astype(np.int32), (TrialState.MEASURED.value,))
 
     def _made_of(self, campaign: Campaign) -> Attempts:
@@ -197,7 +233,9 @@ class Snapshot:
         rates = _rates(campaign, figures, recipes)
         ranked = np.flatnonzero(np.isfinite(rates))
         ranks = np.zeros(len(rates), dtype=np.intp)
-        ranks[ranked[np.lexsort((self._recipe_ids[ranked], -rates[ranked]))]] = np.arange(1, len(ranked) + 1)
+        ranks[ranked[np.lexsort((self._recipe_ids[ranked], -rates[ranked]))]] = np.arange(
+            1, len(ranked) + 1
+        )
         trials = Trials(
             campaign=campaign,
             trial_ids=self._trial_ids,
@@ -238,7 +276,8 @@ def _rates(campaign: Campaign, figures: Mapping[str, Numbers], recipes: StoredRe
 
 
 def attempts_of(store: Store, campaign: Campaign | str | None) -> Attempts:
-    """Return every finished attempt of a campaign (None: the newest) with its trials, as they are now.
+    """Return every finished attempt of a campaign (None: the newest) with its trials, as they are
+    now.
 
     The arrays of the `MOST_KEPT` campaigns that were asked for last are kept with the open store.
     """

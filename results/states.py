@@ -6,10 +6,13 @@ from enum import StrEnum
 
 
 class CampaignState(StrEnum):
-    """Where one search stands. Every state but `CREATED` goes back to `RUNNING` when it is resumed."""
+    """Where one search stands. Every state but `CREATED` goes back to `RUNNING` when it is
+    resumed.
+    """
 
     CREATED = "created"  # -> running
-    RUNNING = "running"  # -> paused | finished | failed | stopped | running (a driver died and another resumes)
+    # -> paused | finished | failed | stopped | running (a driver died and another resumes)
+    RUNNING = "running"
     PAUSED = "paused"  # -> running
     FINISHED = "finished"  # -> running (a larger budget)
     FAILED = "failed"  # -> running

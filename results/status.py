@@ -1,4 +1,6 @@
-"""Status of a campaign, its failures, the drivers that leases name, and what is known about one recipe."""
+"""Status of a campaign, its failures, the drivers that leases name, and what is known about one
+recipe.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,10 @@ MOST_CANDIDATES = 8
 class Status(Displayed):
     """A campaign at one moment.
 
-    `trials` and `failures` count trials by state and failed attempts by kind. `driver_is_live` is False for a
-    campaign that was cut off. `outlook` is the newest estimate of what is left to gain
-    (`frontrunner.results.predictions`); `last_events` are the newest others but proposals, oldest first; `nodes_aside`
-    are the nodes that no probe gets now.
+    `trials` and `failures` count trials by state and failed attempts by kind. `driver_is_live` is
+    False for a campaign that was cut off. `outlook` is the newest estimate of what is left to gain
+    (`frontrunner.results.predictions`); `last_events` are the newest others but proposals, oldest
+    first; `nodes_aside` are the nodes that no probe gets now.
     """
 
     campaign: Campaign
@@ -80,8 +82,8 @@ class Status(Displayed):
 class ActiveDriver:
     """Holder of a campaign's lease.
 
-    `is_here`: its process id is one of this host. Where `is_certain`, a live one that is here is the process itself,
-    not one that was given its id later.
+    `is_here`: its process id is one of this host. Where `is_certain`, a live one that is here is
+    the process itself, not one that was given its id later.
     """
 
     campaign: str
@@ -120,7 +122,10 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
             trials=trials_by_state(connection, [found.id])[found.id],
             failures=_failures_by_kind(connection, found.id),
             best=next(iter(best_of(connection, found, top=1)), None),
-            outlook=next((one for one in newest_outlooks(connection, found.id, 1) if one.kind == OUTLOOK), None),
+            outlook=next(
+                (one for one in newest_outlooks(connection, found.id, 1) if one.kind == OUTLOOK),
+                None,
+            ),
             last_events=tuple(reversed(newest)),
             nodes_aside=set_aside(connection, found),
         )
@@ -128,7 +133,11 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
 
 def _failures_by_kind(connection: Connection, campaign_id: int) -> Mapping[FailureKind, int]:
     counted = connection.execute(
-        select(FailureRow.kind, func.count().label("attempts"), func.min(FailureRow.attempt_id).label("first"))
+        select(
+            FailureRow.kind,
+            func.count().label("attempts"),
+            func.min(FailureRow.attempt_id).label("first"),
+        )
         .join(AttemptRow, AttemptRow.id == FailureRow.attempt_id)
         .where(AttemptRow.campaign_id == campaign_id)
         .group_by(FailureRow.kind)
@@ -139,13 +148,19 @@ def _failures_by_kind(connection: Connection, campaign_id: int) -> Mapping[Failu
 
 def active_drivers(store: Store) -> list[ActiveDriver]:
     """Return the holders of all leases that were not released, by campaign, the newest first."""
-    query = select(CampaignRow).where(CampaignRow.lease_until.is_not(None)).order_by(CampaignRow.id.desc())
+    query = (
+        select(CampaignRow)
+        .where(CampaignRow.lease_until.is_not(None))
+        .order_by(CampaignRow.id.desc())
+    )
     found = []
     with store.database.read() as connection:
         now = store.database.now(connection)
         for row in connection.execute(query).all():
             identity = holder_identity(connection, row)
-            written_at = datetime.fromisoformat(cell(CampaignRow.updated_at, row.updated_at, row.id))
+            written_at = datetime.fromisoformat(
+                cell(CampaignRow.updated_at, row.updated_at, row.id)
+            )
             driver = ActiveDriver(
                 campaign=row.name,
                 host=row.driver_host,
@@ -161,7 +176,9 @@ def active_drivers(store: Store) -> list[ActiveDriver]:
 
 
 def version_of(store: Store, campaign: str) -> tuple[str, bool]:
-    """Return text that changes with every write of a campaign's drivers, and whether one holds the campaign."""
+    """Return text that changes with every write of a campaign's drivers, and whether one holds the
+    campaign.
+    """
     found, is_driven = campaign_and_driver(store, campaign)
     return f"{found.updated_at} {found.epoch} {found.outcomes}", is_driven
 
@@ -176,7 +193,9 @@ def campaign_and_driver(store: Store, campaign: str) -> tuple[Campaign, bool]:
 def failures(
     store: Store, campaign: Campaign | str | None, *, limit: int | None = None, offset: int = 0
 ) -> list[FailedTrial]:
-    """Return the campaign's failed trials in the order of recording: up to `limit`, after `offset` others."""
+    """Return the campaign's failed trials in the order of recording: up to `limit`, after `offset`
+    others.
+    """
     with store.read(campaign) as (connection, found):
         failed = (
             select(TrialRow.id)
@@ -186,19 +205,30 @@ def failures(
             .offset(offset)
         )
         ids = connection.execute(failed).scalars().all()
-        tries = attempts_by_trial(connection, AttemptRow.trial_id.in_(ids if len(ids) <= MOST_BOUND else failed))
+        tries = attempts_by_trial(
+            connection, AttemptRow.trial_id.in_(ids if len(ids) <= MOST_BOUND else failed)
+        )
         listed = [tries[trial_id] for trial_id in ids if trial_id in tries]
     return [
-        FailedTrial(trial=last.trial, failure=last.outcome, attempts=len(of_trial), run_folder=last.attempt.run_folder)
+        FailedTrial(
+            trial=last.trial,
+            failure=last.outcome,
+            attempts=len(of_trial),
+            run_folder=last.attempt.run_folder,
+        )
         for of_trial in listed
         if isinstance((last := of_trial[-1]).outcome, Failure)
     ]
 
 
 def last_failure(store: Store, campaign: str | None, trial_number: int) -> Failure | None:
-    """Return the newest failure among a trial's attempts; None where there is no failure or no such trial."""
+    """Return the newest failure among a trial's attempts; None where there is no failure or no such
+    trial.
+    """
     with store.read(campaign) as (connection, found):
-        trial = select(TrialRow.id).where(TrialRow.campaign_id == found.id, TrialRow.number == trial_number)
+        trial = select(TrialRow.id).where(
+            TrialRow.campaign_id == found.id, TrialRow.number == trial_number
+        )
         tries = read_attempts(connection, AttemptRow.trial_id.in_(trial))
     return next((one.outcome for one in reversed(tries) if isinstance(one.outcome, Failure)), None)
 
@@ -206,7 +236,8 @@ def last_failure(store: Store, campaign: str | None, trial_number: int) -> Failu
 def open_run_folder(store: Store, campaign: str | None, trial_number: int) -> Path | None:
     """Return the run folder of a trial's attempt that has no outcome yet; None where there is none.
 
-    An attempt in an archive names what its writer wrote: of such a campaign only those of a live driver count.
+    An attempt in an archive names what its writer wrote: of such a campaign only those of a live
+    driver count.
     """
     query = select(AttemptRow.run_folder).join(TrialRow, TrialRow.id == AttemptRow.trial_id)
     with store.read(campaign) as (connection, found):
@@ -216,13 +247,17 @@ def open_run_folder(store: Store, campaign: str | None, trial_number: int) -> Pa
             if not is_held(store.database, connection, lease):
                 return None
             mine.append(AttemptRow.started_at >= lease.driven_since)
-        row = connection.execute(query.where(*mine, AttemptRow.state == AttemptState.RUNNING)).first()
+        row = connection.execute(
+            query.where(*mine, AttemptRow.state == AttemptState.RUNNING)
+        ).first()
     return None if row is None else Path(row.run_folder)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedAttempt:
-    """One attempt, its outcome (None while it runs), what its driver ran with, and the nodes that it had if known."""
+    """One attempt, its outcome (None while it runs), what its driver ran with, and the nodes that
+    it had if known.
+    """
 
     attempt: Attempt
     outcome: Outcome | None
@@ -234,8 +269,8 @@ class ExplainedAttempt:
 class Neighbor:
     """The recipe ranked next above or below.
 
-    `gap_percent` is how much slower the slower of the two is; `within_spread` that this is no more than the larger
-    of their spreads, so that another measurement could turn the order round.
+    `gap_percent` is how much slower the slower of the two is; `within_spread` that this is no more
+    than the larger of their spreads, so that another measurement could turn the order round.
     """
 
     recipe_id: str
@@ -247,10 +282,12 @@ class Neighbor:
 
 @dataclass(frozen=True, kw_only=True)
 class Appearance:
-    """The recipe in one campaign. It ranks by tokens/s as `rank` of `ranked_recipes`, None where it does not.
+    """The recipe in one campaign. It ranks by tokens/s as `rank` of `ranked_recipes`, None where it
+    does not.
 
-    `mfu_megatron` is `standing.mfu` as Megatron-LM counts FLOPs: half of attention's, for the causal mask. A campaign
-    `is_archived` that came from an archive: its folders, data and nodes are another machine's.
+    `mfu_megatron` is `standing.mfu` as Megatron-LM counts FLOPs: half of attention's, for the
+    causal mask. A campaign `is_archived` that came from an archive: its folders, data and nodes are
+    another machine's.
     """
 
     campaign: Campaign
@@ -267,7 +304,8 @@ class Appearance:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Displayed):
-    """A recipe and its appearances: the campaign that was named, then those that measured it, the newest first.
+    """A recipe and its appearances: the campaign that was named, then those that measured it, the
+    newest first.
 
     What came from archives comes behind what was measured here.
     """
@@ -280,24 +318,30 @@ class Explanation(Displayed):
 def explain(store: Store, recipe_id: str, campaign: str | None = None) -> Explanation:
     """Return what the store holds about the recipe with this id, or with a unique prefix of it.
 
-    Raises `InvalidInput` for a short prefix, and `NotFound`, naming candidates, where no recipe or more than one
-    begins so, and where `campaign` did not try it.
+    Raises `InvalidInput` for a short prefix, and `NotFound`, naming candidates, where no recipe or
+    more than one begins so, and where `campaign` did not try it.
     """
     wanted = None if campaign is None else store.campaign(campaign).id
     prefix = id_prefix(recipe_id)
     with store.database.read() as connection:
         full_id = _complete_id(connection, prefix)
-        trials = values(connection, Trial, TrialRow.recipe_id == full_id, order=TrialRow.campaign_id.desc())
+        trials = values(
+            connection, Trial, TrialRow.recipe_id == full_id, order=TrialRow.campaign_id.desc()
+        )
         found = [_appearance(connection, trial) for trial in trials]
     found.sort(key=lambda row: (row.campaign.id != wanted, row.standing is None, row.is_archived))
     if wanted not in (None, found[0].campaign.id):
         tried = ", ".join(row.campaign.name for row in found)
-        raise NotFound(f"campaign {campaign} did not try recipe {full_id}", hint=f"it was tried in: {tried}")
+        raise NotFound(
+            f"campaign {campaign} did not try recipe {full_id}", hint=f"it was tried in: {tried}"
+        )
     return Explanation(recipe_id=full_id, recipe=found[0].trial.recipe, appearances=tuple(found))
 
 
 def id_prefix(text: str) -> str:
-    """Return the beginning of a recipe's id as ids are written; raise `InvalidInput` for a short one."""
+    """Return the beginning of a recipe's id as ids are written; raise `InvalidInput` for a short
+    one.
+    """
     prefix = text.strip().lower()
     if len(prefix) < MIN_PREFIX:
         raise bad_value("recipe id", text, f"at least the first {MIN_PREFIX} characters of one")
@@ -312,8 +356,12 @@ def measured_with(store: Store, recipe: Recipe) -> list[Campaign]:
 
 
 def came_from_archive(connection: Connection, campaign_id: int) -> bool:
-    """Return whether a campaign came from an archive: its folders and commands are another machine's."""
-    event = select(EventRow.id).where(EventRow.campaign_id == campaign_id, EventRow.kind == UNARCHIVED)
+    """Return whether a campaign came from an archive: its folders and commands are another
+    machine's.
+    """
+    event = select(EventRow.id).where(
+        EventRow.campaign_id == campaign_id, EventRow.kind == UNARCHIVED
+    )
     return connection.execute(event).first() is not None
 
 
@@ -325,37 +373,61 @@ def is_archived(store: Store, campaign: Campaign) -> bool:
 
 def _complete_id(connection: Connection, prefix: str) -> str:
     alike = select(TrialRow.recipe_id).where(_begins(prefix)).distinct()
-    found = connection.execute(alike.order_by(TrialRow.recipe_id).limit(MOST_CANDIDATES)).scalars().all()
+    found = (
+        connection.execute(alike.order_by(TrialRow.recipe_id).limit(MOST_CANDIDATES))
+        .scalars()
+        .all()
+    )
     if len(found) == 1 or prefix in found:
         return prefix if prefix in found else found[0]
     if found:
-        raise NotFound(f"more than one recipe id begins with {prefix!r}", hint=f"one of: {', '.join(found)}")
+        raise NotFound(
+            f"more than one recipe id begins with {prefix!r}", hint=f"one of: {', '.join(found)}"
+        )
     # Only ids that begin alike are compared: comparing 100,000 takes seconds.
     alike = select(TrialRow.recipe_id).where(_begins(prefix[:2])).distinct()
     close = difflib.get_close_matches(prefix, connection.execute(alike.limit(1000)).scalars(), n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else "list the measured ones: frontrunner best"
+    hint = (
+        f"did you mean {' or '.join(close)}?"
+        if close
+        else "list the measured ones: frontrunner best"
+    )
     raise NotFound(f"no recipe id begins with {prefix!r}", hint=hint)
 
 
 def _begins(prefix: str) -> ColumnElement[bool]:
-    """Return the condition that a recipe id has this prefix; SQLite uses the index for the bounds, but not for LIKE."""
-    recipe_id = TrialRow.recipe_id  # "z" comes after every hexadecimal digit in the order of any database
-    return and_(recipe_id >= prefix, recipe_id < prefix + "z", recipe_id.startswith(prefix, autoescape=True))
+    """Return the condition that a recipe id has this prefix; SQLite uses the index for the bounds,
+    but not for LIKE.
+    """
+    recipe_id = (
+        TrialRow.recipe_id
+    )  # "z" comes after every hexadecimal digit in the order of any database
+    return and_(
+        recipe_id >= prefix, recipe_id < prefix + "z", recipe_id.startswith(prefix, autoescape=True)
+    )
 
 
 def _appearance(connection: Connection, trial: Trial) -> Appearance:
     campaigns = values(connection, Campaign, CampaignRow.id == trial.campaign_id)
     if not campaigns:
-        raise DamagedCell(TrialRow, trial.id, "campaign_id", f"there is no campaign {trial.campaign_id}")
+        raise DamagedCell(
+            TrialRow, trial.id, "campaign_id", f"there is no campaign {trial.campaign_id}"
+        )
     mine = AttemptRow.trial_id == trial.id
     ran_with, on_nodes = provenance_by_attempt(connection, mine), nodes_of(connection, mine)
-    ranked = select(func.count()).select_from(StandingRow).where(StandingRow.campaign_id == trial.campaign_id)
+    ranked = (
+        select(func.count())
+        .select_from(StandingRow)
+        .where(StandingRow.campaign_id == trial.campaign_id)
+    )
     row = connection.execute(select(StandingRow).where(StandingRow.trial_id == trial.id)).first()
     place, near = None, []
     if row is not None:
         speed, name = StandingRow.tokens_per_s, StandingRow.recipe_id
         # In this form the index by speed is walked.
-        faster = and_(speed >= row.tokens_per_s, or_(speed > row.tokens_per_s, name < row.recipe_id))
+        faster = and_(
+            speed >= row.tokens_per_s, or_(speed > row.tokens_per_s, name < row.recipe_id)
+        )
         place = connection.execute(ranked.where(faster)).scalar_one() + 1
         near = rank(connection, campaigns[0], top=2 if place == 1 else 3, offset=max(0, place - 2))
     at = next((index for index, one in enumerate(near) if one.trial_number == trial.number), 0)
@@ -383,11 +455,15 @@ def _appearance(connection: Connection, trial: Trial) -> Appearance:
 
 
 def _mfu_megatron(campaign: Campaign, mfu: float | None) -> float | None:
-    """Return the MFU with half of attention; None where it is unknown, or the campaign's problem cannot be read."""
+    """Return the MFU with half of attention; None where it is unknown, or the campaign's problem
+    cannot be read.
+    """
     if mfu is None:
         return None
     try:
-        problem = load_json(Problem, json.dumps(json.loads(campaign.spec_json)["problem"]), what="problem")
+        problem = load_json(
+            Problem, json.dumps(json.loads(campaign.spec_json)["problem"]), what="problem"
+        )
     except (InvalidInput, ValueError, LookupError, TypeError):
         return None
     count, length = problem.model.model_flops_per_token, problem.sequence_length
@@ -401,5 +477,6 @@ def _neighbor(other: RankedRecipe, faster: RankedRecipe, slower: RankedRecipe) -
         recipe=other.recipe,
         tokens_per_s=other.standing.tokens_per_s,
         gap_percent=gap,
-        within_spread=gap <= 100.0 * max(faster.standing.step_time_spread, slower.standing.step_time_spread),
+        within_spread=gap
+        <= 100.0 * max(faster.standing.step_time_spread, slower.standing.step_time_spread),
     )

@@ -1,11 +1,12 @@
 """Write side of a campaign, held by one driver at a time.
 
-Every transaction of a driver begins by updating the campaign's row under its lease's epoch, so that a driver that was
-paused, or believed dead, is refused with `AlreadyDriven`. The time that it writes there also shows, after a connection
-broke at the commit, whether the server had committed.
+Every transaction of a driver begins by updating the campaign's row under its lease's epoch, so that
+a driver that was paused, or believed dead, is refused with `AlreadyDriven`. The time that it writes
+there also shows, after a connection broke at the commit, whether the server had committed.
 
-Outcomes that others measured become campaigns of their own, one per problem of an imported table, whose state is
-`finished` and whose strategy and figures are `imported`. Rows of one recipe are attempts of one trial.
+Outcomes that others measured become campaigns of their own, one per problem of an imported table,
+whose state is `finished` and whose strategy and figures are `imported`. Rows of one recipe are
+attempts of one trial.
 """
 
 from __future__ import annotations
@@ -49,7 +50,13 @@ from frontrunner.results.schema import (
     TrialRow,
     recipe_to_json,
 )
-from frontrunner.results.states import AttemptState, CampaignState, IllegalTransition, TrialState, may_follow
+from frontrunner.results.states import (
+    AttemptState,
+    CampaignState,
+    IllegalTransition,
+    TrialState,
+    may_follow,
+)
 from frontrunner.spaces.document import canonical_json, finite_or_none
 from frontrunner.spaces.errors import AlreadyDriven, free_among
 from frontrunner.spaces.recipe import Recipe
@@ -74,8 +81,8 @@ def atomic(method: M) -> M:
 class CampaignWriter:
     """Writes to one campaign under one lease. Used by one thread.
 
-    Each method is one transaction, on disk when it returns; inside `atomically` and `together()` they share one.
-    Every method raises `AlreadyDriven` once the lease was taken over or released.
+    Each method is one transaction, on disk when it returns; inside `atomically` and `together()`
+    they share one. Every method raises `AlreadyDriven` once the lease was taken over or released.
     """
 
     def __init__(self, database: Database, lease: Lease) -> None:
@@ -86,10 +93,12 @@ class CampaignWriter:
         self._provenance_id: int | None = None
 
     def atomically(self, work: Callable[[], T]) -> T:
-        """Make the calls of `work` one transaction: all of them are written, or, on an exception, none.
+        """Make the calls of `work` one transaction: all of them are written, or, on an exception,
+        none.
 
-        Where the connection to a database server breaks, `work` is called again, until `RECONNECT_S` have
-        passed; so it should do nothing but call this writer. What it writes is written once.
+        Where the connection to a database server breaks, `work` is called again, until
+        `RECONNECT_S` have passed; so it should do nothing but call this writer. What it writes is
+        written once.
         """
         if self._shared is not None:
             return work()
@@ -110,7 +119,9 @@ class CampaignWriter:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Make the calls inside one transaction, as `atomically` does; not repeated if a connection breaks."""
+        """Make the calls inside one transaction, as `atomically` does; not repeated if a connection
+        breaks.
+        """
         with self._database.write() as connection, self._under_lease(connection):
             yield
 
@@ -118,24 +129,30 @@ class CampaignWriter:
     def _under_lease(self, connection: Connection) -> Iterator[None]:
         """Update the campaign's row, and have the methods write by this connection.
 
-        Raises `AlreadyDriven`, and so undoes the transaction, where the lease is not the campaign's current
-        one.
+        Raises `AlreadyDriven`, and so undoes the transaction, where the lease is not the campaign's
+        current one.
         """
         self._now = self._database.now(connection)
         lease, mine = self._lease, CampaignRow.id == self._lease.campaign_id
         current = (mine, CampaignRow.epoch == lease.epoch, CampaignRow.lease_until.is_not(None))
-        changed = connection.execute(update(CampaignRow).where(*current).values(updated_at=timestamp(self._now)))
+        changed = connection.execute(
+            update(CampaignRow).where(*current).values(updated_at=timestamp(self._now))
+        )
         if changed.rowcount == 0:
             row = connection.execute(select(CampaignRow).where(mine)).first()
             name, holder = lease.campaign_name, f"{lease.host}:{lease.pid}"
             if row is None:
-                raise AlreadyDriven(f"campaign {name} was deleted; {holder} may no longer write to it")
+                raise AlreadyDriven(
+                    f"campaign {name} was deleted; {holder} may no longer write to it"
+                )
             if row.driver_host is None:
                 hint = f"frontrunner resume {name}"
-                raise AlreadyDriven(f"campaign {name}: the lease of {holder} was given back", hint=hint)
+                raise AlreadyDriven(
+                    f"campaign {name}: the lease of {holder} was given back", hint=hint
+                )
             raise AlreadyDriven(
-                f"campaign {name} was taken over by {row.driver_host}:{row.driver_pid} at {row.driven_since}; "
-                f"{holder} may no longer write to it"
+                f"campaign {name} was taken over by {row.driver_host}:{row.driver_pid} at"
+                f" {row.driven_since}; {holder} may no longer write to it"
             )
         self._shared = connection
         try:
@@ -146,9 +163,12 @@ class CampaignWriter:
     def _was_written(self, connection: Connection) -> bool:
         """Return whether the campaign's row was last written by this writer's last transaction.
 
-        The row is locked first, so that a transaction of a broken connection which still runs has ended.
+        The row is locked first, so that a transaction of a broken connection which still runs has
+        ended.
         """
-        query = select(CampaignRow.epoch, CampaignRow.updated_at).where(CampaignRow.id == self._lease.campaign_id)
+        query = select(CampaignRow.epoch, CampaignRow.updated_at).where(
+            CampaignRow.id == self._lease.campaign_id
+        )
         row = connection.execute(query.with_for_update()).one()
         return bool(row.epoch == self._lease.epoch and row.updated_at == timestamp(self._now))
 
@@ -173,7 +193,9 @@ class CampaignWriter:
 
     @atomic
     def set_state(self, state: CampaignState, *, reason: str) -> None:
-        """Change the campaign's state; raises `IllegalTransition` where it may not follow the present one."""
+        """Change the campaign's state; raises `IllegalTransition` where it may not follow the
+        present one.
+        """
         mine = select(CampaignRow.state).where(CampaignRow.id == self._lease.campaign_id)
         now = CampaignState(self._connection.execute(mine).scalar_one())
         if not may_follow(now, state):
@@ -182,13 +204,19 @@ class CampaignWriter:
 
     @atomic
     def propose(self, recipe_id: str, recipe: Recipe) -> Trial:
-        """Return the campaign's trial of this recipe: a new one in state `queued`, or the one that exists."""
+        """Return the campaign's trial of this recipe: a new one in state `queued`, or the one that
+        exists.
+        """
         connection = self._connection
         mine = TrialRow.campaign_id == self._lease.campaign_id
-        known = connection.execute(select(TrialRow).where(mine, TrialRow.recipe_id == recipe_id)).first()
+        known = connection.execute(
+            select(TrialRow).where(mine, TrialRow.recipe_id == recipe_id)
+        ).first()
         if known is not None:
             return value_of(Trial, known)
-        last = connection.execute(select(func.coalesce(func.max(TrialRow.number), 0)).where(mine)).scalar_one()
+        last = connection.execute(
+            select(func.coalesce(func.max(TrialRow.number), 0)).where(mine)
+        ).scalar_one()
         made = insert(TrialRow).values(
             campaign_id=self._lease.campaign_id,
             number=last + 1,
@@ -200,7 +228,9 @@ class CampaignWriter:
 
     @atomic
     def repeat(self, trial: Trial) -> Trial:
-        """Queue a trial that has ended for one more measurement; those that it has stay and rank."""
+        """Queue a trial that has ended for one more measurement; those that it has stay and
+        rank.
+        """
         ended = TrialState.FAILED if trial.state is TrialState.FAILED else TrialState.MEASURED
         self._move_trial(trial.id, ended, TrialState.QUEUED)
         return replace(trial, state=TrialState.QUEUED)
@@ -209,7 +239,9 @@ class CampaignWriter:
     def start_attempt(self, trial: Trial, *, run_folder: str) -> Attempt:
         """Begin a try at a queued trial, which is `running` from then on."""
         self._move_trial(trial.id, TrialState.QUEUED, TrialState.RUNNING)
-        tries = select(func.coalesce(func.max(AttemptRow.number), 0)).where(AttemptRow.trial_id == trial.id)
+        tries = select(func.coalesce(func.max(AttemptRow.number), 0)).where(
+            AttemptRow.trial_id == trial.id
+        )
         made = insert(AttemptRow).values(
             campaign_id=self._lease.campaign_id,
             trial_id=trial.id,
@@ -225,13 +257,14 @@ class CampaignWriter:
     def finish_attempt(
         self, attempt: Attempt, outcome: Outcome, *, retry: bool, nodes: AttemptNodes | None = None
     ) -> str:
-        """Record the outcome of an attempt and charge its node-seconds to the campaign; a second call changes nothing.
+        """Record the outcome of an attempt and charge its node-seconds to the campaign; a second
+        call changes nothing.
 
         Return the time of its end.
 
-        With `retry` the trial is queued again, else its outcome is final. A failure that does not count against
-        the recipe leaves a trial that was measured before as measured. One that does makes it failed: a recipe
-        that fits or survives only now and then is not to be recommended.
+        With `retry` the trial is queued again, else its outcome is final. A failure that does not
+        count against the recipe leaves a trial that was measured before as measured. One that does
+        makes it failed: a recipe that fits or survives only now and then is not to be recommended.
         """
         connection, trial_id = self._connection, attempt.trial_id
         is_lost = isinstance(outcome, Failure) and outcome.kind is FailureKind.LOST
@@ -248,8 +281,13 @@ class CampaignWriter:
             return ended_at
         insert_outcome(connection, attempt.id, outcome)
         if nodes is not None:
-            troubles = {name: storable(without_secrets(why)) for name, why in nodes.troubles.items()}
-            held = {"names_json": canonical_json(nodes.names), "troubles_json": canonical_json(troubles)}
+            troubles = {
+                name: storable(without_secrets(why)) for name, why in nodes.troubles.items()
+            }
+            held = {
+                "names_json": canonical_json(nodes.names),
+                "troubles_json": canonical_json(troubles),
+            }
             connection.execute(insert(NodesRow).values(attempt_id=attempt.id, **held))
         if is_measured:
             rewrite_stats(connection, trial_id)
@@ -261,7 +299,9 @@ class CampaignWriter:
         row = self._change_campaign(node_seconds_spent=spent, outcomes=CampaignRow.outcomes + 1)
         state, standing = TrialState.MEASURED, StandingRow.trial_id == trial_id
         if isinstance(outcome, Failure):
-            ranks = connection.execute(select(StandingRow.trial_id).where(standing)).first() is not None
+            ranks = (
+                connection.execute(select(StandingRow.trial_id).where(standing)).first() is not None
+            )
             if outcome.policy.counts_against_recipe or not ranks:
                 state = TrialState.FAILED
                 connection.execute(delete(StandingRow).where(standing))
@@ -270,8 +310,13 @@ class CampaignWriter:
 
     @atomic
     def event(self, kind: str, **data: str | int | float | None) -> None:
-        """Add an event to the campaign's history; numbers that are not finite are stored as None."""
-        kept = {key: finite_or_none(value) if isinstance(value, float) else value for key, value in data.items()}
+        """Add an event to the campaign's history; numbers that are not finite are stored as
+        None.
+        """
+        kept = {
+            key: finite_or_none(value) if isinstance(value, float) else value
+            for key, value in data.items()
+        }
         values = {"campaign_id": self._lease.campaign_id, "at": timestamp(self._now), "kind": kind}
         self._connection.execute(insert(EventRow).values(**values, data_json=canonical_json(kept)))
 
@@ -290,20 +335,31 @@ class CampaignWriter:
             recorded_at=timestamp(self._now),
             provenance_json=canonical_json(asdict(provenance)),
         )
-        self._provenance_id = self._connection.execute(made.returning(ProvenanceRow.id)).scalar_one()
+        self._provenance_id = self._connection.execute(
+            made.returning(ProvenanceRow.id)
+        ).scalar_one()
 
     def _change_campaign(self, **changes: object) -> Any:
-        change = update(CampaignRow).where(CampaignRow.id == self._lease.campaign_id).values(**changes)
+        change = (
+            update(CampaignRow).where(CampaignRow.id == self._lease.campaign_id).values(**changes)
+        )
         return self._connection.execute(change.returning(CampaignRow)).one()
 
     def _move_trial(
-        self, trial_id: int, before: TrialState, after: TrialState, *, outcome_number: int | None = None
+        self,
+        trial_id: int,
+        before: TrialState,
+        after: TrialState,
+        *,
+        outcome_number: int | None = None,
     ) -> None:
         """Change a trial's state; raises `IllegalTransition` where it is not in state `before`."""
         change = update(TrialRow).where(TrialRow.id == trial_id, TrialRow.state == before)
         moved = self._connection.execute(change.values(state=after, outcome_number=outcome_number))
         if moved.rowcount == 0:
-            raise IllegalTransition(f"trial {trial_id} is not {before}, so it cannot become {after}")
+            raise IllegalTransition(
+                f"trial {trial_id} is not {before}, so it cannot become {after}"
+            )
 
 
 def insert_outcome(connection: Connection, attempt_id: int, outcome: Outcome) -> None:
@@ -311,7 +367,9 @@ def insert_outcome(connection: Connection, attempt_id: int, outcome: Outcome) ->
     made = insert(TABLES[type(outcome)])
     connection.execute(made.values(attempt_id=attempt_id, **outcome_to_columns(outcome)))
     if isinstance(outcome, Measurement) and outcome.ended is not None:
-        connection.execute(insert(EndingRow).values(attempt_id=attempt_id, ended=outcome.ended.value))
+        connection.execute(
+            insert(EndingRow).values(attempt_id=attempt_id, ended=outcome.ended.value)
+        )
     if isinstance(outcome, Measurement) and outcome.telemetry is not None:
         text = canonical_json(asdict(outcome.telemetry))
         connection.execute(insert(TelemetryRow).values(attempt_id=attempt_id, telemetry_json=text))
@@ -319,19 +377,28 @@ def insert_outcome(connection: Connection, attempt_id: int, outcome: Outcome) ->
 
 def rewrite_stats(connection: Connection, trial_id: int) -> None:
     """Pool all measurements of a trial and store the result."""
-    trial = connection.execute(select(TrialRow.campaign_id, TrialRow.recipe_id).where(TrialRow.id == trial_id)).one()
+    trial = connection.execute(
+        select(TrialRow.campaign_id, TrialRow.recipe_id).where(TrialRow.id == trial_id)
+    ).one()
     attempts = select(AttemptRow.id).where(AttemptRow.trial_id == trial_id)
     outcomes = (outcome for _, outcome in sorted(outcomes_by_attempt(connection, attempts).items()))
     stats = pool([outcome for outcome in outcomes if isinstance(outcome, Measurement)])
     connection.execute(delete(StandingRow).where(StandingRow.trial_id == trial_id))
-    columns = {"trial_id": trial_id, "campaign_id": trial.campaign_id, "recipe_id": trial.recipe_id, **asdict(stats)}
+    columns = {
+        "trial_id": trial_id,
+        "campaign_id": trial.campaign_id,
+        "recipe_id": trial.recipe_id,
+        **asdict(stats),
+    }
     columns["peak_memory_bytes_max_rank"] = stats.peak_memory_bytes_max_rank or 0
     connection.execute(insert(StandingRow).values(**columns))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedOutcome:
-    """One row of a table: the outcome of a recipe, and where it comes from, as `sweep.csv row 17`."""
+    """One row of a table: the outcome of a recipe, and where it comes from, as `sweep.csv row
+    17`.
+    """
 
     recipe_id: str
     recipe: Recipe
@@ -341,7 +408,9 @@ class ImportedOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedCampaign:
-    """The rows of one problem; `name` is what the campaign is called unless another has that name."""
+    """The rows of one problem; `name` is what the campaign is called unless another has that
+    name.
+    """
 
     name: str
     spec_json: str
@@ -350,18 +419,28 @@ class ImportedCampaign:
 
 
 def add_imported(
-    store: Store, campaigns: Sequence[ImportedCampaign], *, about: Mapping[str, str | int], preview: bool = False
+    store: Store,
+    campaigns: Sequence[ImportedCampaign],
+    *,
+    about: Mapping[str, str | int],
+    preview: bool = False,
 ) -> tuple[ImportedCampaign, ...]:
-    """Store imported rows that are not stored yet, all or, on an error, none; return them under the campaigns' names.
+    """Store imported rows that are not stored yet, all or, on an error, none; return them under the
+    campaigns' names.
 
-    `about` becomes an event of each campaign: the file and what became of its rows. A preview writes nothing.
+    `about` becomes an event of each campaign: the file and what became of its rows. A preview
+    writes nothing.
     """
     now, kept = timestamp(store.now()), []
     with store.database.read() if preview else store.database.write(whole_store=True) as connection:
         known = _known(connection)
         taken = set(connection.execute(select(CampaignRow.name)).scalars())
         for campaign in campaigns:
-            new = tuple(row for row in campaign.outcomes if _identity(row.recipe_id, row.outcome) not in known)
+            new = tuple(
+                row
+                for row in campaign.outcomes
+                if _identity(row.recipe_id, row.outcome) not in known
+            )
             if new:
                 kept.append(replace(campaign, name=free_among(taken, campaign.name), outcomes=new))
                 taken.add(kept[-1].name)
@@ -371,12 +450,19 @@ def add_imported(
 
 
 def _known(connection: Connection) -> set[tuple[str, str]]:
-    imported = AttemptRow.campaign_id.in_(select(CampaignRow.id).where(CampaignRow.strategy == IMPORTED))
-    return {_identity(one.trial.recipe_id, one.outcome) for one in finished_attempts(connection, imported)}
+    imported = AttemptRow.campaign_id.in_(
+        select(CampaignRow.id).where(CampaignRow.strategy == IMPORTED)
+    )
+    return {
+        _identity(one.trial.recipe_id, one.outcome)
+        for one in finished_attempts(connection, imported)
+    }
 
 
 def _identity(recipe_id: str, outcome: Outcome) -> tuple[str, str]:
-    """Return a recipe's id with its outcome, without derived figures and a failure's message, which names its row."""
+    """Return a recipe's id with its outcome, without derived figures and a failure's message, which
+    names its row.
+    """
     if isinstance(outcome, Measurement):
         return recipe_id, canonical_json([outcome.step_times_s, outcome.peak_memory_bytes])
     return recipe_id, outcome.kind.value
@@ -413,7 +499,12 @@ def _add_campaign(
 
 
 def _add_trial(
-    connection: Connection, campaign_id: int, number: int, rows: Sequence[ImportedOutcome], *, now: str
+    connection: Connection,
+    campaign_id: int,
+    number: int,
+    rows: Sequence[ImportedOutcome],
+    *,
+    now: str,
 ) -> None:
     """Add one recipe with its rows: measured where any row was."""
     # The last attempt of a trial decides, so measurements come after failures.
@@ -433,11 +524,19 @@ def _add_trial(
             campaign_id=campaign_id,
             trial_id=trial_id,
             number=place,
-            state=AttemptState.MEASURED if isinstance(row.outcome, Measurement) else AttemptState.FAILED,
+            state=(
+                AttemptState.MEASURED
+                if isinstance(row.outcome, Measurement)
+                else AttemptState.FAILED
+            ),
             run_folder=row.origin,
             started_at=now,
             finished_at=now,
         )
-        insert_outcome(connection, connection.execute(attempt.returning(AttemptRow.id)).scalar_one(), row.outcome)
+        insert_outcome(
+            connection,
+            connection.execute(attempt.returning(AttemptRow.id)).scalar_one(),
+            row.outcome,
+        )
     if is_measured:
         rewrite_stats(connection, trial_id)

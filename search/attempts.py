@@ -1,4 +1,6 @@
-"""A driver's session with its campaign: lease, charged time, history, and the attempts at its trials."""
+"""A driver's session with its campaign: lease, charged time, history, and the attempts at its
+trials.
+"""
 
 from __future__ import annotations
 
@@ -39,22 +41,32 @@ from frontrunner.spaces.space import Survey
 MAX_ATTEMPTS = 8
 """Per trial, over all drivers, cut attempts not counted: some recipes crash their driver."""
 MOST_CUTS = 50
-"""Attempts per trial, those included that preemption or walltimes cut: with more it will never be measured there."""
+"""Attempts per trial, those included that preemption or walltimes cut: with more it will never be
+measured there.
+"""
 MOST_DISTURBED = 3
-"""Measurements in a row of a trial that other processes disturb; after the last it is not measured again."""
+"""Measurements in a row of a trial that other processes disturb; after the last it is not measured
+again.
+"""
 FUTILE_REPEATS = 3
-"""Repeats in a row that were disturbed as well, after which a campaign repeats none until one is not disturbed."""
+"""Repeats in a row that were disturbed as well, after which a campaign repeats none until one is
+not disturbed.
+"""
 LOOK_S = 0.25
 LONG_LOOK_S = 0.001
 """Processor time of a look at everything that runs from which on the next one waits."""
 LEASE_S = 30.0
 RENEW_S = 5.0
 OVERTIME = "overtime"
-"""Event of a driver that was held up beyond a hard budget of minutes; its data has the `seconds`."""
+"""Event of a driver that was held up beyond a hard budget of minutes; its data has the
+`seconds`.
+"""
 
 
 class RetryPolicy:
-    """Decides whether a failed or disturbed attempt is repeated, and when equal failures pause the campaign."""
+    """Decides whether a failed or disturbed attempt is repeated, and when equal failures pause the
+    campaign.
+    """
 
     def __init__(self, identical_failures: int) -> None:
         self.cuts_of_trial: Counter[int] = Counter()  # by its id
@@ -65,7 +77,9 @@ class RetryPolicy:
         self._futile_repeats = 0
 
     def deserves_retry(self, attempt: Attempt, outcome: Outcome, *, is_cut: bool = False) -> bool:
-        """Return whether another attempt follows; one that `is_cut`, losing its nodes, does not count."""
+        """Return whether another attempt follows; one that `is_cut`, losing its nodes, does not
+        count.
+        """
         trial = attempt.trial_id
         if isinstance(outcome, Measurement):
             for kind in FailureKind:
@@ -87,13 +101,19 @@ class RetryPolicy:
             self._futile_repeats = 0
             return False
         self._futile_repeats += before > 0
-        if before + 1 == MOST_DISTURBED or self._futile_repeats >= FUTILE_REPEATS or not self._may_try_again(attempt):
+        if (
+            before + 1 == MOST_DISTURBED
+            or self._futile_repeats >= FUTILE_REPEATS
+            or not self._may_try_again(attempt)
+        ):
             return False
         self._disturbed[attempt.trial_id] = before + 1
         return True
 
     def count(self, outcome: Outcome, *, measured_before: bool) -> None:
-        """Count failures of one kind in a row, from this driver's start and until anything was measured."""
+        """Count failures of one kind in a row, from this driver's start and until anything was
+        measured.
+        """
         if isinstance(outcome, Measurement) or measured_before:
             self.alike = []
         else:
@@ -103,12 +123,16 @@ class RetryPolicy:
         """Return the reason to pause the campaign, or None."""
         if len(self.alike) < self._identical_failures:
             return None
-        return f"{len(self.alike)} probes failed alike before any was measured: {self.alike[-1].kind}"
+        return (
+            f"{len(self.alike)} probes failed alike before any was measured: {self.alike[-1].kind}"
+        )
 
 
 @dataclass(kw_only=True)
 class RunningAttempt:
-    """An attempt under way; `held_since_s` is when it got its `nodes`, None while it waits, free of charge."""
+    """An attempt under way; `held_since_s` is when it got its `nodes`, None while it waits, free of
+    charge.
+    """
 
     trial: Trial
     attempt: Attempt
@@ -129,7 +153,9 @@ class RunningAttempt:
         elif self.held_since_s is None:
             self.held_since_s = time.monotonic()
         seconds = time.monotonic() - self.started_s
-        return RunningProbe(number=self.trial.number, recipe=self.trial.recipe, seconds=seconds, progress=progress)
+        return RunningProbe(
+            number=self.trial.number, recipe=self.trial.recipe, seconds=seconds, progress=progress
+        )
 
     @property
     def group(self) -> str:
@@ -141,7 +167,11 @@ class RunningAttempt:
         """What it has spent so far."""
         if self._progress is not None and self._progress.node_seconds is not None:
             return self._progress.node_seconds
-        return 0.0 if self.held_since_s is None else self.nodes * (time.monotonic() - self.held_since_s)
+        return (
+            0.0
+            if self.held_since_s is None
+            else self.nodes * (time.monotonic() - self.held_since_s)
+        )
 
 
 class CampaignSession:
@@ -161,12 +191,18 @@ class CampaignSession:
         *,
         take_over: bool,
     ) -> None:
-        """Acquire the lease; raises `AlreadyDriven` where another live driver holds it, unless it is taken over."""
+        """Acquire the lease; raises `AlreadyDriven` where another live driver holds it, unless it
+        is taken over.
+        """
         former = store.campaign(campaign.name).driver
         host, pid = this_host(), os.getpid()
-        self._lease = store.acquire_lease(campaign.id, host=host, pid=pid, duration_s=LEASE_S, take_over=take_over)
+        self._lease = store.acquire_lease(
+            campaign.id, host=host, pid=pid, duration_s=LEASE_S, take_over=take_over
+        )
         self.writer = store.drive(self._lease)
-        as_left = store.campaign(campaign.name)  # under the lease: earlier drivers charge it until theirs ends
+        as_left = store.campaign(
+            campaign.name
+        )  # under the lease: earlier drivers charge it until theirs ends
         self.budget = BudgetTracker(
             spec.budget,
             driver_seconds=as_left.driver_seconds,
@@ -194,7 +230,8 @@ class CampaignSession:
         self._look_again_s = 0.0
 
     def begin(self, *, asked: int = 0) -> None:
-        """Record that the campaign runs, by which driver, for whom and with what software, and make its evaluator.
+        """Record that the campaign runs, by which driver, for whom and with what software, and make
+        its evaluator.
 
         `asked` counts the recipes that are to be measured, where nothing else is done.
         """
@@ -208,7 +245,9 @@ class CampaignSession:
         self.evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())
 
     def keep(self) -> None:
-        """Renew the lease, charge the time and take in a changed budget, if the last time is over `RENEW_S` ago."""
+        """Renew the lease, charge the time and take in a changed budget, if the last time is over
+        `RENEW_S` ago.
+        """
         if self.budget.uncharged_s > RENEW_S:
             self.writer.renew()
             self.writer.add_driver_seconds(self.budget.charge())
@@ -231,12 +270,16 @@ class CampaignSession:
         self.listener.noticed(self.view, kind, data)
 
     def refresh_view(self) -> None:
-        """Bring what listeners see up to date, but spend at most a tenth of the time on it: thousands may run."""
+        """Bring what listeners see up to date, but spend at most a tenth of the time on it:
+        thousands may run.
+        """
         if time.monotonic() < self._look_again_s:
             return
         began_s = time.thread_time()
         # First the progress: it notes which attempts hold their nodes and are charged.
-        self.view.running = tuple(attempt.update(self.evaluator) for attempt in self.running.values())
+        self.view.running = tuple(
+            attempt.update(self.evaluator) for attempt in self.running.values()
+        )
         self.refresh_limits()
         if (took_s := time.thread_time() - began_s) > LONG_LOOK_S:
             self._look_again_s = time.monotonic() + 9 * took_s
@@ -250,9 +293,12 @@ class CampaignSession:
         """Store the outcomes, or the loss, of attempts that earlier drivers left under way."""
         trials = {trial.id: trial for trial in self._store.trials(self._campaign.id)}
         cuts = trials_noted(self._store, self._campaign.id, CUT)
-        self.retries.cuts_of_trial.update({trial.id: cuts[trial.number] for trial in trials.values()})
+        self.retries.cuts_of_trial.update(
+            {trial.id: cuts[trial.number] for trial in trials.values()}
+        )
         left_open = self._store.open_attempts(self._campaign.id)
-        # What earlier drivers' attempts still run has to end first: the devices are needed, and the outcomes.
+        # What earlier drivers' attempts still run has to end first: the devices are needed, and the
+        # outcomes.
         orphans = Orphans(self._fenced) if self.evaluator.measures_here else None
         steps = OrphanedSteps([Path(attempt.run_folder) for attempt in left_open])
         while not ((orphans is None or orphans.have_ended()) and steps.have_ended()):
@@ -260,8 +306,12 @@ class CampaignSession:
             self.keep()
         for attempt in left_open:
             trial, folder = trials[attempt.trial_id], Path(attempt.run_folder)
-            found = self.evaluator.harvest(ProbeOrder(token=folder.name, recipe=trial.recipe, run_folder=folder))
-            spent_s = RunFolder(folder).busy_seconds() * nodes_used(trial.recipe, self._spec.problem)
+            found = self.evaluator.harvest(
+                ProbeOrder(token=folder.name, recipe=trial.recipe, run_folder=folder)
+            )
+            spent_s = RunFolder(folder).busy_seconds() * nodes_used(
+                trial.recipe, self._spec.problem
+            )
             outcome = found or _lost("its driver ended before the probe did", spent_s)
             is_lost = isinstance(outcome, Failure) and outcome.kind is FailureKind.LOST
             is_cut = is_lost and was_interrupted(folder)
@@ -270,13 +320,23 @@ class CampaignSession:
             self.notice("harvested" if found else "lost", **_about(trial))
 
     def start(self, chosen: Trial | Recipe, expected: Expected | None = None) -> None:
-        """Start one probe: of a waiting trial, a new recipe of which this is `expected`, or a measured one again."""
-        trial, folder, attempt = self.writer.atomically(lambda: self._begin_attempt(chosen, expected))
+        """Start one probe: of a waiting trial, a new recipe of which this is `expected`, or a
+        measured one again.
+        """
+        trial, folder, attempt = self.writer.atomically(
+            lambda: self._begin_attempt(chosen, expected)
+        )
         # With several objectives a slower recipe may be the best in others.
         best = self.view.best if len(self._spec.search.objectives) == 1 else None
-        share = 1.0 if best is None else self.view.divisor(trial.recipe) / self.view.divisor(best.recipe)
+        share = (
+            1.0
+            if best is None
+            else self.view.divisor(trial.recipe) / self.view.divisor(best.recipe)
+        )
         to_beat = None if best is None else best.tokens_per_s * share
-        order = ProbeOrder(token=folder.name, recipe=trial.recipe, run_folder=folder, best_tokens_per_s=to_beat)
+        order = ProbeOrder(
+            token=folder.name, recipe=trial.recipe, run_folder=folder, best_tokens_per_s=to_beat
+        )
         self.running[order.token] = RunningAttempt(
             trial=trial,
             attempt=attempt,
@@ -287,7 +347,9 @@ class CampaignSession:
         self.evaluator.start(order)
         self.listener.probe_began(self.view, trial.number, trial.recipe)
 
-    def _begin_attempt(self, chosen: Trial | Recipe, expected: Expected | None) -> tuple[Trial, Path, Attempt]:
+    def _begin_attempt(
+        self, chosen: Trial | Recipe, expected: Expected | None
+    ) -> tuple[Trial, Path, Attempt]:
         if isinstance(chosen, Trial):
             trial = chosen
         else:
@@ -301,7 +363,9 @@ class CampaignSession:
         return trial, folder, self.writer.start_attempt(trial, run_folder=str(folder))
 
     def reuse(self, recipe: Recipe, result: ReusableResult) -> Trial:
-        """Store an earlier campaign's result as the outcome of a new recipe; it takes nothing of the budget."""
+        """Store an earlier campaign's result as the outcome of a new recipe; it takes nothing of
+        the budget.
+        """
 
         def reused() -> Trial:
             trial = self.writer.propose(recipe_id(self._spec.problem, recipe), recipe)
@@ -315,13 +379,21 @@ class CampaignSession:
         return trial
 
     def conclude(self, finished: Finished) -> tuple[Trial, bool]:
-        """Store the outcome of a running probe; return its trial, and whether that is tried again."""
+        """Store the outcome of a running probe; return its trial, and whether that is tried
+        again.
+        """
         ended = self.running.pop(finished.token)
         how = {"is_cut": finished.is_cut, "blames_nodes": finished.blames_nodes}
         return ended.trial, self._store_outcome(ended.attempt, ended.trial, finished.outcome, **how)
 
     def _store_outcome(
-        self, attempt: Attempt, trial: Trial, outcome: Outcome, *, is_cut: bool, blames_nodes: bool = True
+        self,
+        attempt: Attempt,
+        trial: Trial,
+        outcome: Outcome,
+        *,
+        is_cut: bool,
+        blames_nodes: bool = True,
     ) -> bool:
         will_retry = self.retries.deserves_retry(attempt, outcome, is_cut=is_cut)
         nodes = attempt_nodes(Path(attempt.run_folder), outcome if blames_nodes else None)
@@ -329,14 +401,18 @@ class CampaignSession:
         if nodes is not None:
             kind = outcome.kind if isinstance(outcome, Failure) else None
             for one in self._nodes.note(nodes, trial=trial.number, at=ended_at, kind=kind):
-                self.notice(SET_ASIDE, node=one.node, until=one.until, why="; ".join(map(str, one.troubles)))
+                self.notice(
+                    SET_ASIDE, node=one.node, until=one.until, why="; ".join(map(str, one.troubles))
+                )
         if is_cut:
             self.writer.event(CUT, **_about(trial))
         self.budget.spend(outcome.node_seconds, trial.recipe.group)
         return will_retry
 
     def settle_nodes(self) -> None:
-        """Store why probes wait and which checks of nodes have ended; have the evaluator avoid those set aside now."""
+        """Store why probes wait and which checks of nodes have ended; have the evaluator avoid
+        those set aside now.
+        """
         if (why := self.evaluator.waits_for) != self._awaited:
             self._awaited = why
             if why:
@@ -354,10 +430,16 @@ class CampaignSession:
         """Take back the probes that wait for nodes; that says nothing of their recipes."""
         lost = _lost("withdrawn while it waited for nodes", 0.0)
         waiting = [token for token, attempt in self.running.items() if attempt.held_since_s is None]
-        return [Finished(token=one, outcome=lost, is_cut=True) for one in waiting if self.evaluator.withdraw(one)]
+        return [
+            Finished(token=one, outcome=lost, is_cut=True)
+            for one in waiting
+            if self.evaluator.withdraw(one)
+        ]
 
     def close_evaluator(self) -> list[tuple[Trial, Outcome]]:
-        """End what runs; store and return what ended just in time, and queue the trials whose probes that cut off."""
+        """End what runs; store and return what ended just in time, and queue the trials whose
+        probes that cut off.
+        """
         self.evaluator.close()
         in_time = []
         for running in self.running.values():
@@ -374,7 +456,9 @@ class CampaignSession:
 
 
 def fenced_here(holder: str | None, folder: Path) -> Fenced | None:
-    """Return the former driver (host:pid) of a campaign where it is another process of this host, else None."""
+    """Return the former driver (host:pid) of a campaign where it is another process of this host,
+    else None.
+    """
     host, _, pid = (holder or "").rpartition(":")
     if host != this_host() or int(pid) == os.getpid():
         return None
@@ -390,7 +474,9 @@ def _about(trial: Trial) -> dict[str, str | int]:
 
 
 def _new_folder(root: Path, trial: Trial) -> Path:
-    """Make a folder that no other attempt has used, also none that the store does not know or of another store."""
+    """Make a folder that no other attempt has used, also none that the store does not know or of
+    another store.
+    """
     names = (root / f"{trial.number:05d}.{number}" for number in itertools.count(1))
     folder = next(folder for folder in names if not folder.exists())
     folder.mkdir(parents=True)

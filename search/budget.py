@@ -19,13 +19,19 @@ if TYPE_CHECKING:
 
 COST = "cost"
 CUT_S = 15.0
-"""Assumed: the longest that ending running probes takes; a hard budget ends them this much earlier."""
+"""Assumed: the longest that ending running probes takes; a hard budget ends them this much
+earlier.
+"""
 LEAST_MEASURED = 3
 """Assumed: recipes that must be measured before a forecast may end a campaign."""
 IN_A_ROW = 2
-"""Assumed: outcomes in a row after which little must be expected; one forecast may be a fluke of the last outcome."""
+"""Assumed: outcomes in a row after which little must be expected; one forecast may be a fluke of
+the last outcome.
+"""
 STOPPING = "stopping"
-"""Event of a driver that was asked to stop, with the state that it `leaves` and `probes_to_finish`."""
+"""Event of a driver that was asked to stop, with the state that it `leaves` and
+`probes_to_finish`.
+"""
 REQUESTED = "requested"
 """Event of a user who had a service ask a driver to pause, stop or cancel, which is its `word`."""
 
@@ -40,7 +46,9 @@ class Limit:
 
     @property
     def unit(self) -> str:
-        """What stands behind the numbers; a cost is in the unit of `cluster.price_per_node_hour`, which has no name."""
+        """What stands behind the numbers; a cost is in the unit of `cluster.price_per_node_hour`,
+        which has no name.
+        """
         return "(price)" if self.name == COST else self.name
 
     @property
@@ -54,7 +62,9 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """Outcomes, seconds of driving over all drivers, and node-seconds of probes so far, with their price."""
+    """Outcomes, seconds of driving over all drivers, and node-seconds of probes so far, with their
+    price.
+    """
 
     probes: int
     driver_seconds: float
@@ -62,21 +72,29 @@ class Spent:
     cost: float = 0.0
 
     def limits(self, budget: Budget) -> tuple[Limit, ...]:
-        """Return the limits that the budget sets, in the order probes, minutes, node-hours, cost."""
+        """Return the limits that the budget sets, in the order probes, minutes, node-hours,
+        cost.
+        """
         known = (
             ("probes", self.probes, budget.probes),
             ("minutes", self.driver_seconds / 60, budget.minutes),
             ("node-hours", self.node_seconds / 3600, budget.node_hours),
             (COST, self.cost, budget.cost),
         )
-        return tuple(Limit(name=name, used=used, allowed=most) for name, used, most in known if most is not None)
+        return tuple(
+            Limit(name=name, used=used, allowed=most)
+            for name, used, most in known
+            if most is not None
+        )
 
     def exhausted(self, budget: Budget) -> Limit | None:
         """Return the first limit that is used up, or None."""
         return next((limit for limit in self.limits(budget) if limit.used >= limit.allowed), None)
 
     def seconds_left(self, budget: Budget) -> float | None:
-        """Return the driving time until the first limit is reached at the pace so far; None while none is known."""
+        """Return the driving time until the first limit is reached at the pace so far; None while
+        none is known.
+        """
         estimates = []
         for limit in self.limits(budget):
             if limit.name == "minutes":
@@ -89,7 +107,8 @@ class Spent:
 class BudgetTracker:
     """A campaign's budget, and what its present driver adds to what earlier ones have spent.
 
-    A driver that finds too little of a hard budget of minutes only stores what others left, free of charge.
+    A driver that finds too little of a hard budget of minutes only stores what others left, free of
+    charge.
     """
 
     def __init__(
@@ -101,11 +120,17 @@ class BudgetTracker:
         cost: float = 0.0,
         clusters: Mapping[str, Cluster] = MappingProxyType({}),
     ) -> None:
-        """What was spent is that of earlier drivers; `clusters` are what a probe may take all of, by the group."""
+        """What was spent is that of earlier drivers; `clusters` are what a probe may take all of,
+        by the group.
+        """
         self.probes, self.node_seconds, self.cost = 0, node_seconds, cost
-        self._price_per_s = {name: (one.price_per_node_hour or 0.0) / 3600 for name, one in clusters.items()}
+        self._price_per_s = {
+            name: (one.price_per_node_hour or 0.0) / 3600 for name, one in clusters.items()
+        }
         self._nodes = max((one.nodes for one in clusters.values()), default=1)
-        self._dearest_per_s = max((one.nodes * self._price_per_s[name] for name, one in clusters.items()), default=0.0)
+        self._dearest_per_s = max(
+            (one.nodes * self._price_per_s[name] for name, one in clusters.items()), default=0.0
+        )
         self._earlier_s, self._charged_s = driver_seconds, 0.0
         self._began_s = self._last_charge_s = time.monotonic()
         self.change(budget)
@@ -120,7 +145,9 @@ class BudgetTracker:
         self._budget = budget
         limit_s = 60 * budget.minutes if budget.hard and budget.minutes is not None else math.inf
         self._may_begin = self._earlier_s + CUT_S < limit_s
-        self._chargeable_s = max(self._charged_s, limit_s - self._earlier_s) if self._may_begin else self._charged_s
+        self._chargeable_s = (
+            max(self._charged_s, limit_s - self._earlier_s) if self._may_begin else self._charged_s
+        )
 
     def limits(self, running: Collection[RunningAttempt] = ()) -> tuple[Limit, ...]:
         """Return the budget's limits with what is used of each, counting what runs."""
@@ -136,36 +163,54 @@ class BudgetTracker:
 
     @property
     def overtime_s(self) -> float:
-        """Seconds driven beyond a hard budget of minutes: the driver stood still, or ending probes took too long."""
-        return max(0.0, time.monotonic() - self._began_s - self._chargeable_s) if self._may_begin else 0.0
+        """Seconds driven beyond a hard budget of minutes: the driver stood still, or ending probes
+        took too long.
+        """
+        return (
+            max(0.0, time.monotonic() - self._began_s - self._chargeable_s)
+            if self._may_begin
+            else 0.0
+        )
 
     def charge(self) -> float:
-        """Return the seconds of driving since the last charge, which count as charged from now on."""
+        """Return the seconds of driving since the last charge, which count as charged from now
+        on.
+        """
         self._last_charge_s = time.monotonic()
         seconds = self._driven_s() - self._charged_s
         self._charged_s += seconds
         return seconds
 
     def spent(self, running: Collection[RunningAttempt] = ()) -> Spent:
-        """Return what was spent up to now, with the node-seconds of what runs where these are limited."""
+        """Return what was spent up to now, with the node-seconds of what runs where these are
+        limited.
+        """
         limited = (self._budget.node_hours, self._budget.cost) != (None, None)
         held = [(one.group, one.node_seconds) for one in running] if limited else []
         return Spent(
             probes=self.probes,
             driver_seconds=self._earlier_s + self._driven_s(),
             node_seconds=self.node_seconds + sum(seconds for _, seconds in held),
-            cost=self.cost + sum(seconds * self._price_per_s.get(group, 0.0) for group, seconds in held),
+            cost=self.cost
+            + sum(seconds * self._price_per_s.get(group, 0.0) for group, seconds in held),
         )
 
     def seconds_left(self, running: Collection[RunningAttempt]) -> float | None:
-        """Return the driving time until the first limit is reached at the pace so far; None while none is known."""
+        """Return the driving time until the first limit is reached at the pace so far; None while
+        none is known.
+        """
         return self.spent(running).seconds_left(self._budget)
 
     def used_up(self, running: Collection[RunningAttempt]) -> Limit | None:
-        """Return the limit that is used up, counting what runs; a hard budget must leave room for one more probe."""
+        """Return the limit that is used up, counting what runs; a hard budget must leave room for
+        one more probe.
+        """
         spent = self.spent(running)
         spent = replace(spent, probes=spent.probes + len(running))
-        if self._budget.hard and (passed := self._passed_when_cut(running, one_more=True)) is not None:
+        if (
+            self._budget.hard
+            and (passed := self._passed_when_cut(running, one_more=True)) is not None
+        ):
             return next(limit for limit in spent.limits(self._budget) if limit.name == passed.name)
         return spent.exhausted(self._budget)
 
@@ -173,11 +218,15 @@ class BudgetTracker:
         """Return whether what runs has to be ended now for a hard budget to hold."""
         return self._budget.hard and self._passed_when_cut(running) is not None
 
-    def _passed_when_cut(self, running: Collection[RunningAttempt], *, one_more: bool = False) -> Limit | None:
+    def _passed_when_cut(
+        self, running: Collection[RunningAttempt], *, one_more: bool = False
+    ) -> Limit | None:
         spent = self.spent(running)
         nodes, per_s = (self._nodes, self._dearest_per_s) if one_more else (0, 0.0)
         nodes += sum(attempt.nodes for attempt in running)
-        per_s += sum(attempt.nodes * self._price_per_s.get(attempt.group, 0.0) for attempt in running)
+        per_s += sum(
+            attempt.nodes * self._price_per_s.get(attempt.group, 0.0) for attempt in running
+        )
         ended = replace(
             spent,
             driver_seconds=spent.driver_seconds + CUT_S,
@@ -188,7 +237,9 @@ class BudgetTracker:
 
 
 class StopRule:
-    """Ends a campaign when, `IN_A_ROW` times, the next probe's expected gain is `below` a share; 0 never ends it."""
+    """Ends a campaign when, `IN_A_ROW` times, the next probe's expected gain is `below` a share; 0
+    never ends it.
+    """
 
     def __init__(self, below: float) -> None:
         self._below = below
@@ -207,7 +258,9 @@ class StopRule:
             return None
         gain, gap = _in_words(self._outlook)
         rest = unused(limits)
-        return f"{gain}, under {_percent(self._below)}; {gap}" + (f"; {rest} unused" if rest else "")
+        return f"{gain}, under {_percent(self._below)}; {gap}" + (
+            f"; {rest} unused" if rest else ""
+        )
 
 
 def _in_words(outlook: Outlook) -> tuple[str, str]:
@@ -226,9 +279,12 @@ def outlook_in_words(outlook: Outlook) -> str:
 
 
 def unused(limits: Iterable[Limit]) -> str:
-    """Describe the rest of each limit: `12 of 40 probes, 1.5 of 4 minutes`; empty without limits."""
+    """Describe the rest of each limit: `12 of 40 probes, 1.5 of 4 minutes`; empty without
+    limits.
+    """
     return ", ".join(
-        f"{thousands(max(0.0, limit.allowed - limit.used))} of {thousands(limit.allowed)} {limit.unit}"
+        f"{thousands(max(0.0, limit.allowed - limit.used))} of {thousands(limit.allowed)}"
+        f" {limit.unit}"
         for limit in limits
     )
 

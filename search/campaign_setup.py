@@ -14,7 +14,13 @@ from frontrunner.evaluators.registry import COMMAND, DISPATCHED, EVALUATORS
 from frontrunner.results.records import GROUPS, IMPORTED, OBJECTIVE, Campaign
 from frontrunner.search.budget import Limit, Spent
 from frontrunner.search.spec import Budget, CampaignSpec
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, bad_value, free_among
+from frontrunner.spaces.errors import (
+    FrontrunnerError,
+    InvalidInput,
+    NothingLegal,
+    bad_value,
+    free_among,
+)
 from frontrunner.spaces.pareto import RATES
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -34,7 +40,9 @@ FIGURES = {"simulated": "simulated", "imported": "imported", "table": "imported"
 
 
 def runnable(spec: CampaignSpec) -> Survey:
-    """Return the survey of a campaign that can run here; raises `InvalidInput` or `NothingLegal` otherwise."""
+    """Return the survey of a campaign that can run here; raises `InvalidInput` or `NothingLegal`
+    otherwise.
+    """
     surveyed = spec.survey()
     if not surveyed.recipes:
         raise nothing_legal(surveyed)
@@ -72,7 +80,10 @@ def require_dispatch_of_groups(spec: CampaignSpec) -> None:
     """Raise `InvalidInput` if nothing can tell the nodes of the cluster's groups apart."""
     backend = spec.dispatch.backend
     if spec.problem.cluster.group and is_dispatched(spec) and backend not in ("parsl", RAY):
-        expected = '"parsl" or "ray", which get nodes of each of the cluster\'s groups by its [dispatch.group.NAME]'
+        expected = (
+            '"parsl" or "ray", which get nodes of each of the cluster\'s groups by its'
+            " [dispatch.group.NAME]"
+        )
         raise bad_value("dispatch.backend", backend, expected)
 
 
@@ -81,21 +92,30 @@ def _prepare_probes(spec: CampaignSpec, recipes: Sequence[Recipe]) -> None:
 
     check_data(spec.data, spec.problem)
     for own, places in spec.problem.split(recipes):
-        of, dispatch = [recipes[place] for place in places], spec.dispatch.of_group(recipes[places[0]].group)
+        of, dispatch = (
+            [recipes[place] for place in places],
+            spec.dispatch.of_group(recipes[places[0]].group),
+        )
         offloads, fp8 = ({getattr(recipe, name) for recipe in of} for name in ("offload", "fp8"))
-        prepare_here(own, dispatch, engines=spec.space.engine, offloads=tuple(offloads), fp8=tuple(fp8))
+        prepare_here(
+            own, dispatch, engines=spec.space.engine, offloads=tuple(offloads), fp8=tuple(fp8)
+        )
 
 
 def warn_of_slow_steps(spec: CampaignSpec, surveyed: Survey) -> None:
     """Log a warning where every probe would meet a deadline, by the estimates."""
     from frontrunner.evaluators.analytic.estimates import estimate_many
 
-    if spec.evaluator == "probe" and (remark := slow_steps(spec, estimate_many(surveyed.recipes, surveyed.problem))):
+    if spec.evaluator == "probe" and (
+        remark := slow_steps(spec, estimate_many(surveyed.recipes, surveyed.problem))
+    ):
         logger.warning("warning: %s", remark)
 
 
 def slow_steps(spec: CampaignSpec, table: EstimateTable) -> str | None:
-    """Return which deadline the probe of the fastest recipe that is estimated to fit meets, or None."""
+    """Return which deadline the probe of the fastest recipe that is estimated to fit meets, or
+    None.
+    """
     from frontrunner.evaluators.analytic.accuracy_bounds import has_times
 
     if spec.evaluator != "probe" or not table.fitting or not has_times(spec.problem):
@@ -104,8 +124,9 @@ def slow_steps(spec: CampaignSpec, table: EstimateTable) -> str | None:
     steps = {"step_deadline_s": 1, "deadline_s": probe.least_steps}
     met = next((key for key, count in steps.items() if count * step_s > getattr(probe, key)), None)
     return met and (
-        f"a step of the fastest recipe is estimated to take {seconds(step_s)}: probe.{met} = {getattr(probe, met):g} s "
-        f"allows fewer than {counted(steps[met], 'step')}; lower problem.global_batch, or raise probe.{met}"
+        f"a step of the fastest recipe is estimated to take {seconds(step_s)}: probe.{met} ="
+        f" {getattr(probe, met):g} s allows fewer than {counted(steps[met], 'step')}; lower"
+        f" problem.global_batch, or raise probe.{met}"
     )
 
 
@@ -122,7 +143,9 @@ def why_not_here(spec: CampaignSpec) -> str | None:
     return None
 
 
-def create(store: Store, spec: CampaignSpec, legal_recipes: int, more: dict[str, object] | None = None) -> Campaign:
+def create(
+    store: Store, spec: CampaignSpec, legal_recipes: int, more: dict[str, object] | None = None
+) -> Campaign:
     """Create the campaign in the store, with `more` in its problem summary."""
     return store.create_campaign(
         name=spec.name,
@@ -132,48 +155,72 @@ def create(store: Store, spec: CampaignSpec, legal_recipes: int, more: dict[str,
     )
 
 
-def change_budget(store: Store, record: Campaign, limits: Mapping[str, Any], *, add: bool = False) -> None:
-    """Replace or raise (`add`) limits of a stored campaign's budget, and so of the one that it confirms: an event."""
+def change_budget(
+    store: Store, record: Campaign, limits: Mapping[str, Any], *, add: bool = False
+) -> None:
+    """Replace or raise (`add`) limits of a stored campaign's budget, and so of the one that it
+    confirms: an event.
+    """
     spec = stored_spec(record)
     now = spec.budget
     if add:
         for key in limits:
             if getattr(now, key) is None:
                 hint = "a limit that is set, not added, becomes one"
-                raise InvalidInput(f"campaign {record.name} has no limit of {key} to add to", hint=hint)
+                raise InvalidInput(
+                    f"campaign {record.name} has no limit of {key} to add to", hint=hint
+                )
         limits = {key: getattr(now, key) + value for key, value in limits.items()}
     specs = [replace(spec, budget=replace(now, **limits))]
     if spec.confirms is not None:
         from frontrunner.search.two_stage import small_spec
 
         small = stored_spec(store.campaign(spec.confirms))
-        has_all = small.budget == now != small_spec(spec).budget  # nothing could be confirmed at launch
+        has_all = (
+            small.budget == now != small_spec(spec).budget
+        )  # nothing could be confirmed at launch
         specs.append(replace(small, budget=small_spec(specs[0], confirmable=not has_all).budget))
     after = vars(specs[0].budget)
     before = {f"{key}{BEFORE}": was for key, was in vars(spec.budget).items() if after[key] != was}
     for name, changed in zip((record.name, spec.confirms), specs, strict=False):
         # A driver takes the change in; that of a pair has shared its budget out when it began.
-        store.respecify(str(name), dump_json(changed), BUDGET, {**limits, **before}, driven=spec.confirms is None)
+        store.respecify(
+            str(name),
+            dump_json(changed),
+            BUDGET,
+            {**limits, **before},
+            driven=spec.confirms is None,
+        )
 
 
 def launched_budget(store: Store, record: Campaign) -> Budget:
     """Return the budget that a stored campaign was launched with, before `change_budget`."""
     budget = stored_spec(record).budget
     for event in reversed(store.events(record.id, kind=BUDGET)):
-        was = {key.removesuffix(BEFORE): value for key, value in event.data.items() if key.endswith(BEFORE)}
+        was = {
+            key.removesuffix(BEFORE): value
+            for key, value in event.data.items()
+            if key.endswith(BEFORE)
+        }
         budget = replace(budget, **was)  # type: ignore[arg-type]
     return budget
 
 
 def budget_used(store: Store, record: Campaign) -> tuple[Limit, ...]:
-    """Return the limits of a stored campaign's budget, with what was used of each; running probes are not counted."""
+    """Return the limits of a stored campaign's budget, with what was used of each; running probes
+    are not counted.
+    """
     spec = stored_spec(record)
     return spent_of(store, record, spec).limits(spec.budget)
 
 
 def spent_of(store: Store, record: Campaign, spec: CampaignSpec) -> Spent:
-    """Return what a stored campaign has spent, its price if that is limited; running probes are not counted."""
-    from frontrunner.results.prior_results import probes_made  # a database's code, which plans do without
+    """Return what a stored campaign has spent, its price if that is limited; running probes are not
+    counted.
+    """
+    from frontrunner.results.prior_results import (
+        probes_made,
+    )  # a database's code, which plans do without
 
     return Spent(
         probes=probes_made(store, record),
@@ -184,13 +231,21 @@ def spent_of(store: Store, record: Campaign, spec: CampaignSpec) -> Spent:
 
 
 def cost_of(store: Store, record: Campaign, problem: Problem) -> float:
-    """Return the price of what a campaign's probes have spent, each on the nodes of its group; 0 without prices."""
+    """Return the price of what a campaign's probes have spent, each on the nodes of its group; 0
+    without prices.
+    """
     from frontrunner.results.prior_results import node_seconds_by_group
 
     if not problem.cluster.is_priced:
         return 0.0
-    spent = node_seconds_by_group(store, record) if problem.cluster.group else {"": record.node_seconds_spent}
-    prices = {name: own.cluster.price_per_node_hour or 0.0 for name, own in problem.by_group.items()}
+    spent = (
+        node_seconds_by_group(store, record)
+        if problem.cluster.group
+        else {"": record.node_seconds_spent}
+    )
+    prices = {
+        name: own.cluster.price_per_node_hour or 0.0 for name, own in problem.by_group.items()
+    }
     return sum(seconds / 3600 * prices[group] for group, seconds in spent.items())
 
 
@@ -207,7 +262,9 @@ def problem_summary(spec: CampaignSpec) -> dict[str, object]:
         nodes = {key: getattr(cluster, key) for key in PRICED}
     if cluster.group:
         stated = ("nodes", "device", *PRICED)
-        nodes = {GROUPS: {one.name: {key: getattr(one, key) for key in stated} for one in cluster.group}}
+        nodes = {
+            GROUPS: {one.name: {key: getattr(one, key) for key in stated} for one in cluster.group}
+        }
     return {
         "model": model.name,
         "parameters": model.parameters,
@@ -224,7 +281,9 @@ def problem_summary(spec: CampaignSpec) -> dict[str, object]:
 
 
 def stored_spec(record: Campaign) -> CampaignSpec:
-    """Return the specification that a campaign was launched with; raises `StoreUnusable` where it cannot be read."""
+    """Return the specification that a campaign was launched with; raises `StoreUnusable` where it
+    cannot be read.
+    """
     try:
         return _as_stated(load_json(CampaignSpec, record.spec_json, what=f"campaign {record.name}"))
     except InvalidInput as error:
@@ -236,15 +295,24 @@ def stored_spec(record: Campaign) -> CampaignSpec:
 
 
 def _as_stated(spec: CampaignSpec) -> CampaignSpec:
-    """Return the specification without the limit of node-hours that earlier versions made of one of money."""
-    budget, prices = spec.budget, [one.price_per_node_hour or 0.0 for one in spec.problem.cluster.parts()]
-    if budget.cost is None or not max(prices) or budget.node_hours != budget.cost / max(prices):  # the dearest group's
+    """Return the specification without the limit of node-hours that earlier versions made of one of
+    money.
+    """
+    budget, prices = (
+        spec.budget,
+        [one.price_per_node_hour or 0.0 for one in spec.problem.cluster.parts()],
+    )
+    if (
+        budget.cost is None or not max(prices) or budget.node_hours != budget.cost / max(prices)
+    ):  # the dearest group's
         return spec
     return replace(spec, budget=replace(budget, node_hours=None))
 
 
 def stored_budget(record: Campaign) -> Budget:
-    """Return the budget of a stored campaign, whatever else of its specification this version knows."""
+    """Return the budget of a stored campaign, whatever else of its specification this version
+    knows.
+    """
     stated = json.loads(record.spec_json).get("budget", {})
     try:
         return validate(Budget, stated, prefix="budget")
@@ -256,7 +324,9 @@ def stored_budget(record: Campaign) -> Budget:
 
 
 def stored_survey(spec: CampaignSpec) -> Survey:
-    """Return the survey of a stored campaign; where its table or plug-in is gone, that of its space alone."""
+    """Return the survey of a stored campaign; where its table or plug-in is gone, that of its space
+    alone.
+    """
     try:
         return spec.survey()
     except FrontrunnerError:
@@ -265,13 +335,17 @@ def stored_survey(spec: CampaignSpec) -> Survey:
 
 def nothing_legal(surveyed: Survey) -> NothingLegal:
     """Return the error for a space without a legal recipe, with the reasons counted."""
-    reasons = "; ".join(f"{count} x {code} ({example})" for code, count, example in surveyed.refused_by_count())
+    reasons = "; ".join(
+        f"{count} x {code} ({example})" for code, count, example in surveyed.refused_by_count()
+    )
     what = f"none of the space's {surveyed.points:,} points is legal: {reasons}"
     return NothingLegal(what, hint="`frontrunner space FILE` counts the reasons")
 
 
 def free_name(store: Store, wanted: str) -> str:
-    """Return `wanted`, or the first of wanted-2, wanted-3, ... that no campaign of the store has."""
+    """Return `wanted`, or the first of wanted-2, wanted-3, ... that no campaign of the store
+    has.
+    """
     return free_among({summary.name for summary in store.campaigns()}, wanted)
 
 

@@ -1,6 +1,7 @@
 """The driver: runs one campaign from its first probe, or from wherever it was left, to its end.
 
-Its only writer: each outcome is on disk before it is in the store, and in the store before the strategy learns of it.
+Its only writer: each outcome is on disk before it is in the store, and in the store before the
+strategy learns of it.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ Ending = tuple[CampaignState, str]
 class Conclusion(Displayed):
     """How a driver left its campaign; `last_failure` is set where failures paused it.
 
-    `job_ends`: it was stopped since the driver's batch job ends, and may go on in another one. `unmade`: of the
-    measurements that it was asked for, those that were not made; where a probe failed, `last_failure` is why.
+    `job_ends`: it was stopped since the driver's batch job ends, and may go on in another one.
+    `unmade`: of the measurements that it was asked for, those that were not made; where a probe
+    failed, `last_failure` is why.
     """
 
     state: CampaignState
@@ -60,7 +62,9 @@ class Conclusion(Displayed):
 
 
 class Driver:
-    """Drives one campaign. `run` may be called once; `stop`, `pause` and `kill` may be called from a signal handler."""
+    """Drives one campaign. `run` may be called once; `stop`, `pause` and `kill` may be called from
+    a signal handler.
+    """
 
     def __init__(  # noqa: PLR0913 - of a store, how it is driven and watched
         self,
@@ -73,10 +77,11 @@ class Driver:
         prior: PriorResults | None = None,
         asked: Sequence[Recipe] = (),
     ) -> None:
-        """`survey` is the space's, where the caller has it already; `prior` is what earlier campaigns found.
+        """`survey` is the space's, where the caller has it already; `prior` is what earlier
+        campaigns found.
 
-        With `asked` it measures these recipes, whatever the budget, and leaves the campaign in the state that it had,
-        also where something ends it early.
+        With `asked` it measures these recipes, whatever the budget, and leaves the campaign in the
+        state that it had, also where something ends it early.
         """
         self._store, self._campaign, self._spec = store, campaign, spec
         self._listener = listener or Listener()
@@ -111,7 +116,9 @@ class Driver:
         self._wants_pause = False
 
     def run(self, *, take_over: bool = False) -> Conclusion:
-        """Drive until the campaign ends, is paused or is stopped; raises `AlreadyDriven`, or `FrontrunnerError`."""
+        """Drive until the campaign ends, is paused or is stopped; raises `AlreadyDriven`, or
+        `FrontrunnerError`.
+        """
         self._session = session = CampaignSession(
             self._store,
             self._campaign,
@@ -130,14 +137,20 @@ class Driver:
         except Exception as error:
             reason = f"the driver ended on {type(error).__name__}: {error}"[:500]
             if isinstance(error, OSError):  # such as a full disk
-                again = "measure again" if self._asked else f"frontrunner resume {self.campaign_name}"
+                again = (
+                    "measure again" if self._asked else f"frontrunner resume {self.campaign_name}"
+                )
                 hint = f"fix the cause, then: {again}"
-                raise FrontrunnerError(f"campaign {self.campaign_name} has stopped: {error}", hint=hint) from error
+                raise FrontrunnerError(
+                    f"campaign {self.campaign_name} has stopped: {error}", hint=hint
+                ) from error
             raise
         finally:
             self._job.close()
             session.close(*(self._as_left if self._asked else (state, reason)))
-        last_failure = next(reversed(session.retries.alike), None) if state is CampaignState.PAUSED else None
+        last_failure = (
+            next(reversed(session.retries.alike), None) if state is CampaignState.PAUSED else None
+        )
         if self._asked:
             made = f"{len(self._asked) - self._unmade} of {len(self._asked)} measured as asked"
             state, reason = self._as_left[0], f"{made}; {reason}" if reason else made
@@ -191,7 +204,9 @@ class Driver:
             is_over = not running or self._wants_kill or session.budget.must_cut(running.values())
             if ending is not None and is_over:
                 return ending
-            if running and self._job.must_cut:  # also where all that is left of the campaign runs already
+            if (
+                running and self._job.must_cut
+            ):  # also where all that is left of the campaign runs already
                 return self._end_of_job("its job ends, and cuts off what runs")
             session.settle_nodes()
             for finished in session.evaluator.finished(TICK_S):
@@ -201,15 +216,24 @@ class Driver:
             self._listener.ticked(session.view)
 
     def _announce_end(self, running: int) -> None:
-        leaves, kills = CampaignState.PAUSED if self._wants_pause else CampaignState.STOPPED, self._wants_kill
+        leaves, kills = (
+            CampaignState.PAUSED if self._wants_pause else CampaignState.STOPPED,
+            self._wants_kill,
+        )
         leaves = self._as_left[0] if self._asked else leaves
         if self._wants_stop and self._announced != (leaves, kills):
             self._announced = leaves, kills
-            probes = {"probes_to_finish": 0, "probes_ended": running} if kills else {"probes_to_finish": running}
+            probes = (
+                {"probes_to_finish": 0, "probes_ended": running}
+                if kills
+                else {"probes_to_finish": running}
+            )
             self._session.notice(STOPPING, leaves=leaves.value, **probes)
 
     def _restore(self) -> None:
-        """Take in what is stored: outcomes, waiting trials, and outlooks, so that an ended campaign stays ended."""
+        """Take in what is stored: outcomes, waiting trials, and outlooks, so that an ended campaign
+        stays ended.
+        """
         session, store, campaign = self._session, self._store, self._campaign
         trials, told = store.trials(campaign.id), store.final_outcomes(campaign.id)
         search = self._spec.search
@@ -242,16 +266,22 @@ class Driver:
         with store.database.read() as connection:
             events = newest_outlooks(connection, campaign.id, IN_A_ROW)
         for event in events:
-            session.view.outlook, measured = outlook_of(event) if event.kind == OUTLOOK else (None, 0)
+            session.view.outlook, measured = (
+                outlook_of(event) if event.kind == OUTLOOK else (None, 0)
+            )
             self._stop_rule.hear(session.view.outlook, measured=measured)
         session.budget.probes = probes_made(store, store.campaign(campaign.name))
         # A reused result does not show that anything runs here.
         reused = trials_noted(store, campaign.id, REUSED)
-        self._has_measured = any(trial.state is TrialState.MEASURED and trial.number not in reused for trial in trials)
+        self._has_measured = any(
+            trial.state is TrialState.MEASURED and trial.number not in reused for trial in trials
+        )
 
     def _start_what_fits(self) -> Ending | None:
         session, running = self._session, self._session.running
-        while (ending := self._why_end(running.values())) is None and len(running) < self._spec.search.parallel_probes:
+        while (ending := self._why_end(running.values())) is None and len(
+            running
+        ) < self._spec.search.parallel_probes:
             if (full := why_disk_full(self._spec.run_folder)) is not None:
                 return CampaignState.PAUSED, full
             if (again := self._proposals.again()) is not None:
@@ -263,7 +293,9 @@ class Driver:
                 return CampaignState.FINISHED, enough
             if (new := self._proposals.new()) is None:
                 return CampaignState.FINISHED, self._all_tried
-            if (late := self._why_end(running.values())) is not None:  # strategies may take long to propose
+            if (
+                late := self._why_end(running.values())
+            ) is not None:  # strategies may take long to propose
                 return late
             if not self._reuse(new):
                 session.start(new, self._proposals.expected(new))
@@ -272,37 +304,59 @@ class Driver:
 
     @property
     def _as_left(self) -> Ending:
-        """The state before what was asked for was measured; that of a driver that was killed is `stopped`."""
+        """The state before what was asked for was measured; that of a driver that was killed is
+        `stopped`.
+        """
         state, reason = self._campaign.state, self._campaign.state_reason
         if state in (CampaignState.CREATED, CampaignState.RUNNING):
-            return CampaignState.STOPPED, "its driver was killed; since then recipes were measured as asked"
+            return (
+                CampaignState.STOPPED,
+                "its driver was killed; since then recipes were measured as asked",
+            )
         return state, reason
 
     def _why_end(self, running: Collection[RunningAttempt]) -> Ending | None:
-        """Return the ending for which nothing at all is started in addition to `running`, or None."""
+        """Return the ending for which nothing at all is started in addition to `running`, or
+        None.
+        """
         if self._wants_pause:
             return CampaignState.PAUSED, PAUSED_BY_REQUEST
         if self._wants_stop:
-            return CampaignState.STOPPED, f"{'canceled' if self._wants_kill else 'stopped'} by request"
+            return (
+                CampaignState.STOPPED,
+                f"{'canceled' if self._wants_kill else 'stopped'} by request",
+            )
         if (alike := self._session.retries.why_pause()) is not None:
             return CampaignState.PAUSED, alike
         used_up = self._session.budget.used_up(running)
         if used_up is not None:
-            why = "the budget is used up" if used_up.share == 1 else "the hard budget leaves too little for a probe"
+            why = (
+                "the budget is used up"
+                if used_up.share == 1
+                else "the hard budget leaves too little for a probe"
+            )
             return CampaignState.FINISHED, f"{why}: {used_up}"
         late = self._job.why_end()
         return None if late is None else self._end_of_job(late)
 
     def _end_of_job(self, why: str) -> Ending:
-        """Return the ending for which another job's driver goes on; a job too short for any probe pauses instead."""
+        """Return the ending for which another job's driver goes on; a job too short for any probe
+        pauses instead.
+        """
         if self._job.has_probed or self._session.running:
             self._job_ends = True
             return CampaignState.STOPPED, why
         return CampaignState.PAUSED, f"{why}; no probe has run in it"
 
     def _withdraw_queued(self) -> None:
-        """Withdraw the probes that wait for nodes if the running ones alone leave no room for another."""
-        with_nodes = [attempt for attempt in self._session.running.values() if attempt.held_since_s is not None]
+        """Withdraw the probes that wait for nodes if the running ones alone leave no room for
+        another.
+        """
+        with_nodes = [
+            attempt
+            for attempt in self._session.running.values()
+            if attempt.held_since_s is not None
+        ]
         if self._why_end(with_nodes) is not None:
             for finished in self._session.withdraw_waiting():
                 self._conclude(finished)
@@ -324,7 +378,9 @@ class Driver:
         ended = _ended(trial, outcome, will_retry=will_retry)
         self._count(ended)
         if will_retry:
-            if isinstance(outcome, Measurement):  # disturbed: what is known until it is measured again
+            if isinstance(
+                outcome, Measurement
+            ):  # disturbed: what is known until it is measured again
                 self._proposals.tell(trial.recipe, outcome)
             self._proposals.put_back(replace(trial, state=TrialState.QUEUED))
         else:
@@ -350,12 +406,19 @@ class Driver:
     @property
     def _all_tried(self) -> str:
         pruned = self._proposals.pruned
-        but = f", but for {pruned:,} that surely do not fit (search.prune_infeasible)" if pruned else ""
+        but = (
+            f", but for {pruned:,} that surely do not fit (search.prune_infeasible)"
+            if pruned
+            else ""
+        )
         return f"every legal recipe has been tried{but}"
 
     def _is_too_large(self, recipe: Recipe) -> bool:
         """Return whether the formulas predict that a recipe does not fit, and that others do."""
-        if not_modelled(recipe) is not None or estimate_many([recipe], self._survey.problem).fitting:
+        if (
+            not_modelled(recipe) is not None
+            or estimate_many([recipe], self._survey.problem).fitting
+        ):
             return False
         return self._some_fit
 
@@ -372,7 +435,9 @@ class Driver:
         if view.outlook is not None:
             self._session.writer.event(OUTLOOK, **asdict(view.outlook), measured=view.measured)
         elif before is not None and not self._asked:
-            self._session.writer.event(NO_OUTLOOK)  # else the next driver would take those around it as in a row
+            self._session.writer.event(
+                NO_OUTLOOK
+            )  # else the next driver would take those around it as in a row
 
 
 OnDriver = Callable[[Driver], None]
@@ -389,13 +454,20 @@ def run_campaign(  # noqa: PLR0913 - of a store, how it is driven and watched
     take_over: bool = False,
     asked: Sequence[Recipe] = (),
 ) -> Conclusion:
-    """Drive a stored campaign, with what earlier campaigns of the store found, until it ends or is stopped.
+    """Drive a stored campaign, with what earlier campaigns of the store found, until it ends or is
+    stopped.
 
     With `asked` these recipes are measured, and nothing else is.
     """
     prior = PriorResults() if asked else prior_results(store, campaign, spec)
     driver = Driver(
-        store=store, campaign=campaign, spec=spec, listener=listener, survey=survey, prior=prior, asked=asked
+        store=store,
+        campaign=campaign,
+        spec=spec,
+        listener=listener,
+        survey=survey,
+        prior=prior,
+        asked=asked,
     )
     if on_driver is not None:
         on_driver(driver)
@@ -404,5 +476,9 @@ def run_campaign(  # noqa: PLR0913 - of a store, how it is driven and watched
 
 def _ended(trial: Trial, outcome: Outcome, *, will_retry: bool = False) -> Ended:
     return Ended(
-        number=trial.number, recipe=trial.recipe, recipe_id=trial.recipe_id, outcome=outcome, will_retry=will_retry
+        number=trial.number,
+        recipe=trial.recipe,
+        recipe_id=trial.recipe_id,
+        outcome=outcome,
+        will_retry=will_retry,
     )

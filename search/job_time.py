@@ -55,7 +55,9 @@ class JobTime:
         if self._left_s >= needed_s:
             return None
         left_s = max(0.0, self._left_s + MARGIN_S)
-        return f"its job ends in {left_s:.0f} s, and a probe needs up to {needed_s + MARGIN_S:.0f} s"
+        return (
+            f"its job ends in {left_s:.0f} s, and a probe needs up to {needed_s + MARGIN_S:.0f} s"
+        )
 
     @property
     def must_cut(self) -> bool:

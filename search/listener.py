@@ -47,8 +47,9 @@ class RunningProbe:
 class View:
     """A campaign as its driver sees it, kept up to date for listeners.
 
-    A recipe that was measured several times counts as in the ranking, by what its measurements pool to; one that failed
-    after a measurement does not count until it is measured again. `best` has the highest tokens/s over `divisor`.
+    A recipe that was measured several times counts as in the ranking, by what its measurements pool
+    to; one that failed after a measurement does not count until it is measured again. `best` has
+    the highest tokens/s over `divisor`.
     """
 
     name: str
@@ -94,7 +95,9 @@ class View:
 
 
 class Listener:
-    """Receives events on the driver's thread; methods must return quickly and not raise. The base ignores them."""
+    """Receives events on the driver's thread; methods must return quickly and not raise. The base
+    ignores them.
+    """
 
     def began(self, view: View) -> None:
         """The driver holds the campaign and has read what was measured before."""

@@ -1,7 +1,8 @@
 """Export of a campaign as an Optuna study, for optuna-dashboard and Optuna's own plots.
 
-A trial is added once it has ended, with the first measurement that others did not disturb, if there is one; the study's
-user attribute `best` is the campaign's, repeats pooled. frontrunner never reads a study.
+A trial is added once it has ended, with the first measurement that others did not disturb, if there
+is one; the study's user attribute `best` is the campaign's, repeats pooled. frontrunner never reads
+a study.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def _rate(name: str) -> Callable[[Recipe, Measurement, Problem], float | None]:
     return lambda recipe, measured, problem: measured.tokens_per_s / problem.divisor(name, recipe)
 
 
-Score = tuple[str, Literal["maximize", "minimize"], Callable[[Recipe, Measurement, Problem], float | None]]
+Score = tuple[
+    str, Literal["maximize", "minimize"], Callable[[Recipe, Measurement, Problem], float | None]
+]
 SCORES: dict[str, Score] = {
     "tokens": ("tokens_per_s", "maximize", _rate("tokens")),
     "tokens_per_device": ("tokens_per_s_per_device", "maximize", _rate("tokens_per_device")),
@@ -52,7 +55,9 @@ SCORES: dict[str, Score] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Mirrored:
-    """What was written: `added` trials of `trials` that the study has now; `waiting` ones have not ended."""
+    """What was written: `added` trials of `trials` that the study has now; `waiting` ones have not
+    ended.
+    """
 
     study: str
     storage: str
@@ -61,10 +66,18 @@ class Mirrored:
     waiting: int
 
 
-def mirror_campaign(store: Store, campaign: Campaign, spec: CampaignSpec, storage_url: str) -> Mirrored:
-    """Bring the study of the campaign's name up to date; raises `InvalidInput` for a storage that cannot be used."""
+def mirror_campaign(
+    store: Store, campaign: Campaign, spec: CampaignSpec, storage_url: str
+) -> Mirrored:
+    """Bring the study of the campaign's name up to date; raises `InvalidInput` for a storage that
+    cannot be used.
+    """
     histories = trial_histories(store, campaign.id)
-    ended = [found for found in histories if found.trial.state in (TrialState.MEASURED, TrialState.FAILED)]
+    ended = [
+        found
+        for found in histories
+        if found.trial.state in (TrialState.MEASURED, TrialState.FAILED)
+    ]
     scores = [SCORES[name] for name in spec.search.objectives]
     choices = _choices(spec, histories)
     (storage,) = redact([storage_url])
@@ -86,7 +99,9 @@ def mirror_campaign(store: Store, campaign: Campaign, spec: CampaignSpec, storag
     except Exception as error:  # database drivers raise errors of many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         hint = "a storage is an SQLAlchemy URL, as sqlite:///study.db"
-        raise InvalidInput(f"Optuna cannot use the storage {storage}: {reason}", hint=hint) from error
+        raise InvalidInput(
+            f"Optuna cannot use the storage {storage}: {reason}", hint=hint
+        ) from error
     return Mirrored(
         study=study.study_name,
         storage=storage,
@@ -102,47 +117,82 @@ def _study(campaign: Campaign, scores: Sequence[Score], storage_url: str) -> opt
     from optuna.exceptions import ExperimentalWarning
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    source, directions = f"{campaign.name} of {campaign.created_at}", [direction for _, direction, _ in scores]
+    source, directions = (
+        f"{campaign.name} of {campaign.created_at}",
+        [direction for _, direction, _ in scores],
+    )
     name = campaign.name
-    study = optuna.create_study(storage=storage_url, study_name=name, directions=directions, load_if_exists=True)
-    if study.user_attrs.get(SOURCE, source) != source or (not study.user_attrs and study.get_trials(deepcopy=False)):
+    study = optuna.create_study(
+        storage=storage_url, study_name=name, directions=directions, load_if_exists=True
+    )
+    if study.user_attrs.get(SOURCE, source) != source or (
+        not study.user_attrs and study.get_trials(deepcopy=False)
+    ):
         hint = "give a storage of its own: --storage URL"
         raise InvalidInput(f"the storage holds another study named {name!r}", hint=hint)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)  # names of metrics are, and the plots' axes show them
+        warnings.simplefilter(
+            "ignore", ExperimentalWarning
+        )  # names of metrics are, and the plots' axes show them
         study.set_metric_names([name for name, _, _ in scores])
     study.set_user_attr(SOURCE, source)
     return study
 
 
 def _choices(spec: CampaignSpec, histories: Sequence[TrialHistory]) -> dict[str, tuple[Any, ...]]:
-    """Return the values in which recipes can differ, by dimension: the space's, or those in an imported table."""
+    """Return the values in which recipes can differ, by dimension: the space's, or those in an
+    imported table.
+    """
     found = spec.space.dimensions(spec.problem.cluster)
-    if len(found["sharding"]) > 1:  # a name may stand for the same degrees as a simpler one, by which the recipe goes
+    if (
+        len(found["sharding"]) > 1
+    ):  # a name may stand for the same degrees as a simpler one, by which the recipe goes
         found["sharding"] = tuple(dict.fromkeys((*SHARDING_NAMES, *found["sharding"])))
     if all(len(values) < 2 for values in found.values()):
-        names = ("tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation", "devices", "sharding")
+        names = (
+            "tensor_parallel",
+            "pipeline_parallel",
+            "micro_batch_seqs",
+            "accumulation",
+            "devices",
+            "sharding",
+        )
         recipes = [history.trial.recipe for history in histories]
         found = {name: tuple(dict.fromkeys(map(DIMENSIONS[name].of, recipes))) for name in names}
     return {name: values for name, values in found.items() if len(values) > 1}
 
 
 def _frozen(
-    found: TrialHistory, spec: CampaignSpec, choices: dict[str, tuple[Any, ...]], scores: Sequence[Score]
+    found: TrialHistory,
+    spec: CampaignSpec,
+    choices: dict[str, tuple[Any, ...]],
+    scores: Sequence[Score],
 ) -> FrozenTrial:
-    """Convert a trial that has ended. Numbers are choices too: most are powers of two, which no range of Optuna is."""
+    """Convert a trial that has ended. Numbers are choices too: most are powers of two, which no
+    range of Optuna is.
+    """
     from optuna.distributions import CategoricalDistribution
     from optuna.trial import TrialState as TheirState
     from optuna.trial import create_trial
 
-    measured = undisturbed([attempt for attempt in found.attempts if isinstance(attempt.outcome, Measurement)])
-    last = measured[0] if measured and found.trial.state is TrialState.MEASURED else found.attempts[-1]
+    measured = undisturbed(
+        [attempt for attempt in found.attempts if isinstance(attempt.outcome, Measurement)]
+    )
+    last = (
+        measured[0] if measured and found.trial.state is TrialState.MEASURED else found.attempts[-1]
+    )
     recipe, outcome = found.trial.recipe, last.outcome
     params = {
-        name: value for name, values in choices.items() if (value := spec.space.dimension(name).of(recipe)) in values
+        name: value
+        for name, values in choices.items()
+        if (value := spec.space.dimension(name).of(recipe)) in values
     }
     about: dict[str, Any] = {TRIAL: found.trial.number, "recipe_id": found.trial.recipe_id}
-    about |= {"recipe": recipe.describe(), "attempts": len(found.attempts), "run_folder": last.attempt.run_folder}
+    about |= {
+        "recipe": recipe.describe(),
+        "attempts": len(found.attempts),
+        "run_folder": last.attempt.run_folder,
+    }
     values = []  # of a failure, or without a peak that is an objective
     if isinstance(outcome, Measurement):
         scored = [score(recipe, outcome, spec.problem) for *_, score in scores]

@@ -1,4 +1,5 @@
-"""Queue of next recipes: trials that wait for another attempt, repeats, then the strategy's proposals.
+"""Queue of next recipes: trials that wait for another attempt, repeats, then the strategy's
+proposals.
 
 A strategy that raises is replaced by random order, so that the campaign goes on.
 """
@@ -49,7 +50,9 @@ class Proposals:
     ) -> None:
         self._survey, self._search, self._notice, self._evidence = survey, search, notice, evidence
         self._heard = list(told)
-        self._measured: dict[Recipe, Sequence[Measurement]] = {}  # those that count, none of a recipe that failed
+        self._measured: dict[
+            Recipe, Sequence[Measurement]
+        ] = {}  # those that count, none of a recipe that failed
         self._handed_out: set[Recipe] = set()
         self._waiting: deque[Trial] = deque()
         self._not_to_repeat: set[Recipe] = set()  # being repeated, or lost or disturbed when it was
@@ -77,10 +80,12 @@ class Proposals:
         self._handed_out.add(recipe)
 
     def tell(self, recipe: Recipe, outcome: Outcome) -> bool:
-        """Pass an outcome to the strategy, and return whether it counts: failures of the machine teach nothing.
+        """Pass an outcome to the strategy, and return whether it counts: failures of the machine
+        teach nothing.
 
-        A disturbed measurement of a recipe that has an undisturbed one is not passed on. The first undisturbed one
-        takes the place of those before: the strategy is made anew, as after a restart, and does not hear of them.
+        A disturbed measurement of a recipe that has an undisturbed one is not passed on. The first
+        undisturbed one takes the place of those before: the strategy is made anew, as after a
+        restart, and does not hear of them.
         """
         before = self._measured.get(recipe, ())
         counts, is_measured = self._keep(recipe, outcome), isinstance(outcome, Measurement)
@@ -111,13 +116,17 @@ class Proposals:
             counts = outcome.policy.counts_against_recipe
             self._measured[recipe] = () if counts else before
         if before and not counts:
-            self._not_to_repeat.add(recipe)  # else it would be wanted, and lost or disturbed, again without end
+            self._not_to_repeat.add(
+                recipe
+            )  # else it would be wanted, and lost or disturbed, again without end
         else:
             self._not_to_repeat.discard(recipe)
         return counts
 
     def again(self) -> Trial | Recipe | None:
-        """Return a trial that waits for another attempt, or a measured recipe that the strategy wants repeated."""
+        """Return a trial that waits for another attempt, or a measured recipe that the strategy
+        wants repeated.
+        """
         if self._waiting:
             return self._waiting.popleft()
         recipe = self._measured_too_little()
@@ -137,11 +146,17 @@ class Proposals:
         """Return a recipe with fewer measurements than `search.repeats` asks for, or None."""
         if self._search.repeats == 1:
             return None
-        few = (recipe for recipe, known in self._measured.items() if 0 < len(known) < self._search.repeats)
+        few = (
+            recipe
+            for recipe, known in self._measured.items()
+            if 0 < len(known) < self._search.repeats
+        )
         return next((recipe for recipe in few if recipe not in self._not_to_repeat), None)
 
     def expected(self, recipe: Recipe) -> Expected | None:
-        """Return what the strategy expected of a recipe that it proposed; None where it predicts nothing."""
+        """Return what the strategy expected of a recipe that it proposed; None where it predicts
+        nothing.
+        """
         expected: Expected | None = self._call("expected", recipe) if self.remembers else None
         return expected
 
@@ -151,12 +166,15 @@ class Proposals:
         return outlook
 
     def new(self) -> Recipe | None:
-        """Return a legal recipe that was not tried, the baseline first, or None when none is left."""
+        """Return a legal recipe that was not tried, the baseline first, or None when none is
+        left.
+        """
         baseline, self._baseline = self._baseline, None
         if baseline is not None and not self._was_proposed(baseline):
             self._handed_out.add(baseline)
             return baseline
-        # None where the strategy raised and was replaced; a recipe that was proposed before is passed over.
+        # None where the strategy raised and was replaced; a recipe that was proposed before is
+        # passed over.
         while (proposed := self._call("ask", 1)) is None or len(proposed):
             if proposed and not self._was_proposed(proposed[0]):
                 recipe: Recipe = proposed[0]
@@ -186,7 +204,11 @@ class Proposals:
         name = self._name
         sought = TOKENS_ALONE if name == FALLBACK else self._search.objectives
         settings = self._search.deephyper if name == "deephyper" else None
-        survey = self._survey if name in LOOK_AT_ALL or not self._search.prune_infeasible else self._pruned_survey
+        survey = (
+            self._survey
+            if name in LOOK_AT_ALL or not self._search.prune_infeasible
+            else self._pruned_survey
+        )
         self.pruned = len(self._survey.recipes) - len(survey.recipes)
         try:
             strategy = make_strategy(name, survey, self._search.seed, sought, settings)
@@ -204,7 +226,9 @@ class Proposals:
 
     @cached_property
     def _pruned_survey(self) -> Survey:
-        """The survey without what surely does not fit; all of it where nothing else would be left."""
+        """The survey without what surely does not fit; all of it where nothing else would be
+        left.
+        """
         too_large = surely_too_large(self._survey.recipes, self._survey.problem)
         if not too_large.any() or too_large.all():
             return self._survey
@@ -212,7 +236,9 @@ class Proposals:
 
 
 class Asked:
-    """The queue of a driver that measures given recipes, each as often as it is listed, and nothing else."""
+    """The queue of a driver that measures given recipes, each as often as it is listed, and nothing
+    else.
+    """
 
     remembers, pruned = False, 0
 
@@ -230,7 +256,9 @@ class Asked:
         """Do nothing: what is asked for is measured whatever became of it before."""
 
     def tell(self, recipe: Recipe, outcome: Outcome) -> bool:
-        """Take in that a probe of the recipe has ended; return True, as whatever was asked for counts."""
+        """Take in that a probe of the recipe has ended; return True, as whatever was asked for
+        counts.
+        """
         del outcome
         self._running.discard(recipe)
         return True
@@ -240,7 +268,9 @@ class Asked:
         chosen: Trial | Recipe | None = None
         if self._waiting:
             chosen = self._waiting.popleft()
-        elif (free := next((one for one in self._recipes if one not in self._running), None)) is not None:
+        elif (
+            free := next((one for one in self._recipes if one not in self._running), None)
+        ) is not None:
             self._recipes.remove(free)
             chosen = free
         if chosen is not None:

@@ -26,7 +26,13 @@ from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.records import IMPORTED
 from frontrunner.search.strategy import STRATEGIES, TOKENS_ALONE, check_objectives
 from frontrunner.spaces.custom import AT_IMPORT
-from frontrunner.spaces.errors import InvalidInput, bad_value, require_above_zero, require_at_least, require_one_of
+from frontrunner.spaces.errors import (
+    InvalidInput,
+    bad_value,
+    require_above_zero,
+    require_at_least,
+    require_one_of,
+)
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -39,7 +45,9 @@ PREDICTING = "guided"
 
 
 SURROGATES = {"extra-trees": "ET", "random-forest": "RF", "gaussian-process": "GP"}
-"""Models of DeepHyper with its own names for them; those that work with the installed scikit-learn."""
+"""Models of DeepHyper with its own names for them; those that work with the installed
+scikit-learn.
+"""
 ACQUISITIONS = ("UCB", "UCBd", "EI", "EId", "PI", "PId")
 FAILURES = ("min", "mean", "ignore")
 
@@ -51,16 +59,22 @@ class DeepHyperSettings:
     surrogate: str = "extra-trees"
     """The model of tokens/s: `extra-trees`, `random-forest` or `gaussian-process`."""
     acquisition: str = "UCBd"
-    """How a recipe is chosen: upper confidence bounds (`UCB`), expected improvement (`EI`) or the probability of one
-    (`PI`). `UCBd`, `EId` and `PId` leave noise out of the uncertainty, which only forests can."""
+    """How a recipe is chosen: upper confidence bounds (`UCB`), expected improvement (`EI`) or the
+    probability of one (`PI`). `UCBd`, `EId` and `PId` leave noise out of the uncertainty, which
+    only forests can.
+    """
     kappa: float = 1.96
     """Of `UCB`: standard deviations above the expectation; more explores more."""
     xi: float = 0.1
-    """Of `EI` and `PI`: the improvement that counts, in units of DeepHyper's scaled objective; more explores more."""
+    """Of `EI` and `PI`: the improvement that counts, in units of DeepHyper's scaled objective; more
+    explores more.
+    """
     initial_measurements: int = 8
     """Random measurements before the model chooses."""
     failures: str = "min"
-    """What a failed recipe counts as: the slowest one (`min`), an average one (`mean`), or nothing (`ignore`)."""
+    """What a failed recipe counts as: the slowest one (`min`), an average one (`mean`), or nothing
+    (`ignore`).
+    """
 
     def __post_init__(self) -> None:
         owner = "search.deephyper"
@@ -84,27 +98,35 @@ class SearchSettings:
     strategy: str = "guided"
     """See [strategies](strategies.md)."""
     objectives: tuple[str, ...] = TOKENS_ALONE
-    """`tokens` (tokens/s), alone or with `memory` (headroom of the fullest rank) and `nodes` (few; give `space.devices`
-    a list): see [several objectives](strategies.md#several-objectives). Or alone, so that more nodes do not always
-    win: `tokens_per_device`, or `tokens_per_cost` by `cluster.price_per_node_hour`."""
+    """`tokens` (tokens/s), alone or with `memory` (headroom of the fullest rank) and `nodes` (few;
+    give `space.devices` a list): see [several objectives](strategies.md#several-objectives). Or
+    alone, so that more nodes do not always win: `tokens_per_device`, or `tokens_per_cost` by
+    `cluster.price_per_node_hour`.
+    """
     seed: int = 0
     """Same seed, same campaign: proposals, initial weights and data."""
     parallel_probes: int = 1
-    """Probes at a time, on [several nodes](clusters.md). On one machine they share its cores, so more than 1 only ranks
-    memory; its accelerators take 1."""
+    """Probes at a time, on [several nodes](clusters.md). On one machine they share its cores, so
+    more than 1 only ranks memory; its accelerators take 1.
+    """
     identical_failures: int = 5
     """Failures of one kind, before anything was measured, that pause the campaign; see
     [failures](failures.md#when-everything-fails)."""
     stop_below_improvement: float = 0.003
-    """End when the next probe is expected to gain less than this share of the best tokens/s (of the front's worth),
-    twice in a row and after three measured recipes; 0 never does. For
-    [strategies that predict](strategies.md#strategies-that-predict)."""
+    """End when the next probe is expected to gain less than this share of the best tokens/s (of the
+    front's worth), twice in a row and after three measured recipes; 0 never does. For [strategies
+    that predict](strategies.md#strategies-that-predict).
+    """
     warm_start: bool = True
-    """Whether a strategy that predicts learns from the store's earlier campaigns: see [warm starts](warm-starts.md)."""
+    """Whether a strategy that predicts learns from the store's earlier campaigns: see [warm
+    starts](warm-starts.md).
+    """
     repeats: int = 1
     """How often each recipe that can be measured is, at most 5 times."""
     reuse: bool = True
-    """Whether a result of the same environment and the last 7 days, without noise, is taken instead of a probe."""
+    """Whether a result of the same environment and the last 7 days, without noise, is taken instead
+    of a probe.
+    """
     probe_nodes: int | None = None
     """Probe on this many nodes, then predict and confirm on all: see [few nodes
     first](warm-starts.md#few-nodes-first). For `guided` with `objectives = ["tokens"]`."""
@@ -117,34 +139,56 @@ class SearchSettings:
     deephyper: DeepHyperSettings = field(default_factory=DeepHyperSettings)
     """Settings of `strategy = "deephyper"`, [below](#searchdeephyper)."""
     baseline: Recipe | None = None
-    """Path of a recipe file (`frontrunner import-config --out`): measured first and compared with the best. The space
-    needs its `engine` and `offload` only. The strategies `sweep` and `scale` measure what is around it."""
+    """Path of a recipe file (`frontrunner import-config --out`): measured first and compared with
+    the best. The space needs its `engine` and `offload` only. The strategies `sweep` and `scale`
+    measure what is around it.
+    """
 
     def __post_init__(self) -> None:
         require_one_of("search", "strategy", self.strategy, STRATEGIES)
         check_objectives(self.objectives, self.strategy)
         require_at_least("search", 0, seed=self.seed, confirm_probes=self.confirm_probes)
-        require_at_least("search", 1, parallel_probes=self.parallel_probes, identical_failures=self.identical_failures)
+        require_at_least(
+            "search",
+            1,
+            parallel_probes=self.parallel_probes,
+            identical_failures=self.identical_failures,
+        )
         if not 1 <= self.repeats <= MOST_MEASUREMENTS:
-            raise bad_value("search.repeats", self.repeats, f"1 to {MOST_MEASUREMENTS} measurements of each recipe")
+            raise bad_value(
+                "search.repeats",
+                self.repeats,
+                f"1 to {MOST_MEASUREMENTS} measurements of each recipe",
+            )
         if not 0 <= self.stop_below_improvement < 1:
             expected = "a share of at least 0 and below 1, as 0.003 for 0.3 %"
             raise bad_value("search.stop_below_improvement", self.stop_below_improvement, expected)
         if self.strategy in AROUND and self.baseline is None:
-            raise bad_value("search.baseline", None, f'a recipe file, for search.strategy = "{self.strategy}"')
+            raise bad_value(
+                "search.baseline", None, f'a recipe file, for search.strategy = "{self.strategy}"'
+            )
         if self.probe_nodes is None:
             return
         require_at_least("search", 1, probe_nodes=self.probe_nodes)
         if self.strategy != PREDICTING:
             hint = "search.probe_nodes needs a strategy that predicts"
-            raise bad_value("search.strategy", self.strategy, f"{PREDICTING!r} with search.probe_nodes", hint=hint)
+            raise bad_value(
+                "search.strategy",
+                self.strategy,
+                f"{PREDICTING!r} with search.probe_nodes",
+                hint=hint,
+            )
         if self.objectives != TOKENS_ALONE:
-            raise bad_value("search.objectives", list(self.objectives), '["tokens"] with search.probe_nodes')
+            raise bad_value(
+                "search.objectives", list(self.objectives), '["tokens"] with search.probe_nodes'
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What the campaign may spend: it ends at the first limit, after the probes that run unless it is `hard`."""
+    """What the campaign may spend: it ends at the first limit, after the probes that run unless it
+    is `hard`.
+    """
 
     probes: int | None = None
     """Outcomes, failures and repeated measurements included; by default no limit."""
@@ -153,26 +197,35 @@ class Budget:
     node_hours: float | None = None
     """Nodes times hours of probes, failures included; by default no limit."""
     cost: float | None = None
-    """Price of the probes' node-hours, by the `cluster.price_per_node_hour` of the nodes that each ran on; by default
-    no limit."""
+    """Price of the probes' node-hours, by the `cluster.price_per_node_hour` of the nodes that each
+    ran on; by default no limit.
+    """
     hard: bool = False
-    """End running probes 15 s before `minutes`, `node_hours` or `cost` would be passed, and start none after that. What
-    is cut off is no failure of its recipe."""
+    """End running probes 15 s before `minutes`, `node_hours` or `cost` would be passed, and start
+    none after that. What is cut off is no failure of its recipe.
+    """
 
     def __post_init__(self) -> None:
         for key in ("probes", "minutes", "node_hours", "cost"):
             given = getattr(self, key)
-            require_above_zero(f"budget.{key}", given, "a number above 0, or no entry", most=LARGEST_NUMBER)
+            require_above_zero(
+                f"budget.{key}", given, "a number above 0, or no entry", most=LARGEST_NUMBER
+            )
         if self.hard and self.minutes is None and self.node_hours is None and self.cost is None:
-            raise bad_value("budget.hard", self.hard, "budget.minutes, budget.node_hours or budget.cost beside it")
+            raise bad_value(
+                "budget.hard",
+                self.hard,
+                "budget.minutes, budget.node_hours or budget.cost beside it",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignSpec:
-    """One campaign. Set at launch: `run_root`, the parent of its folder for probes' files, `file`, the path that it was
-    read from, `changes`, values by key that the file has and that `--set` put in their place, and `confirms`, the
-    campaign on fewer nodes whose predictions it confirms. Where `problem.software` names no code it is that of the
-    evaluator."""
+    """One campaign. Set at launch: `run_root`, the parent of its folder for probes' files, `file`,
+    the path that it was read from, `changes`, values by key that the file has and that `--set` put
+    in their place, and `confirms`, the campaign on fewer nodes whose predictions it confirms. Where
+    `problem.software` names no code it is that of the evaluator.
+    """
 
     name: str
     problem: Problem
@@ -192,7 +245,11 @@ class CampaignSpec:
 
     def __post_init__(self) -> None:
         search, dispatch, nodes = self.search, self.dispatch, self.problem.cluster.nodes
-        fewer, parallel, backend = search.probe_nodes, search.parallel_probes, self.problem.cluster.backend
+        fewer, parallel, backend = (
+            search.probe_nodes,
+            search.parallel_probes,
+            self.problem.cluster.backend,
+        )
         if fewer is not None and fewer >= nodes:
             expected = f"fewer than cluster.nodes = {nodes}, or no entry to probe on all of them"
             raise bad_value("search.probe_nodes", fewer, expected)
@@ -200,42 +257,64 @@ class CampaignSpec:
         if self.budget.cost is not None and not self.problem.cluster.is_priced:
             raise bad_value("budget.cost", self.budget.cost, f"{self._price} beside it")
         if "tokens_per_cost" in search.objectives and not self.problem.cluster.is_priced:
-            raise bad_value("search.objectives", list(search.objectives), f"{self._price} beside it")
+            raise bad_value(
+                "search.objectives", list(search.objectives), f"{self._price} beside it"
+            )
         if self.evaluator != IMPORTED:  # rows of a table, which nothing evaluates
             require_evaluator_name(self.evaluator)
-        if (code := self.problem.software.code or code_of(self.evaluator, self.command)) is not None:
+        if (
+            code := self.problem.software.code or code_of(self.evaluator, self.command)
+        ) is not None:
             software = replace(self.problem.software, code=code)
             object.__setattr__(self, "problem", replace(self.problem, software=software))
         if self.evaluator == "table" and self.table.path is None:
             raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
         if self.evaluator == "command" and not self.command.arguments:
-            raise bad_value("command.arguments", None, 'a list of arguments, for evaluator = "command"')
+            raise bad_value(
+                "command.arguments", None, 'a list of arguments, for evaluator = "command"'
+            )
         self._check_baseline()
         self._check_custom()
         is_here = nodes == 1 and not dispatch.has_nodes
         if parallel > 1 and backend != "cpu" and self.evaluator == "probe" and is_here:
-            raise bad_value("search.parallel_probes", parallel, f"1: probes would share the {backend} devices")
+            raise bad_value(
+                "search.parallel_probes", parallel, f"1: probes would share the {backend} devices"
+            )
         self._check_dispatch()
 
     @property
     def _price(self) -> str:
-        return "cluster.group.price_per_node_hour" if self.problem.cluster.group else "cluster.price_per_node_hour"
+        return (
+            "cluster.group.price_per_node_hour"
+            if self.problem.cluster.group
+            else "cluster.price_per_node_hour"
+        )
 
     def _check_groups(self) -> None:
-        """Refuse what cannot work on several node types, and options of groups that the cluster lacks."""
+        """Refuse what cannot work on several node types, and options of groups that the cluster
+        lacks.
+        """
         cluster, search, known = self.problem.cluster, self.search, self.problem.by_group
         if unknown := next((name for name in self.dispatch.group if name not in known), None):
-            groups = f"one of {', '.join(known)}" if cluster.group else "no entry: the cluster has no groups"
+            groups = (
+                f"one of {', '.join(known)}"
+                if cluster.group
+                else "no entry: the cluster has no groups"
+            )
             raise bad_value("dispatch.group", unknown, groups)
         if not cluster.group:
             return
         if search.probe_nodes is not None:
             raise bad_value("search.probe_nodes", search.probe_nodes, "no entry with cluster.group")
         if self.evaluator == "table":
-            raise bad_value("evaluator", "table", "another with cluster.group: a table is of one node type")
+            raise bad_value(
+                "evaluator", "table", "another with cluster.group: a table is of one node type"
+            )
         for name in known if self.dispatch.backend == RAY else ():
             if not self.dispatch.of_group(name).resources:
-                expected = f"an entry: the resource of Ray by which nodes of {name} differ from others"
+                expected = (
+                    f"an entry: the resource of Ray by which nodes of {name} differ from others"
+                )
                 raise bad_value(f"dispatch.group.{name}.resources", None, expected)
 
     def _check_dispatch(self) -> None:
@@ -244,49 +323,78 @@ class CampaignSpec:
         for name, own in self.problem.by_group.items():
             of, in_group = dispatch.of_group(name), f" of group {name}" if name else ""
             held, most = of.nodes_per_allocation, own.cluster.nodes
-            key, needed = (f"cluster.nodes{in_group}", most) if fewer is None else ("search.probe_nodes", fewer)
+            key, needed = (
+                (f"cluster.nodes{in_group}", most)
+                if fewer is None
+                else ("search.probe_nodes", fewer)
+            )
             if held is not None and held < needed:
                 raise bad_value("dispatch.nodes_per_allocation", held, f"at least {key} = {needed}")
             if of.backend == "parsl" and of.walltime_s < least_s:
                 expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"
                 raise bad_value("dispatch.walltime", of.walltime, expected)
         if dispatch.has_nodes and EVALUATORS.get(self.evaluator, COMMAND) not in DISPATCHED:
-            expected = 'no section [dispatch] (--set dispatch={}), or evaluator = "probe" or "command"'
+            expected = (
+                'no section [dispatch] (--set dispatch={}), or evaluator = "probe" or "command"'
+            )
             raise bad_value("dispatch.backend", dispatch.backend, expected)
         if not dispatch.shares_files and EVALUATORS.get(self.evaluator, COMMAND) == COMMAND:
             expected = "true with commands of other trainers, whose arguments name files"
             raise bad_value("dispatch.shared_files", dispatch.shared_files, expected)
         if not dispatch.has_nodes and nodes > 1 and self.command.start_per == "rank":
-            expected = 'node, or dispatch.backend = "allocation", "parsl" or "ray" to start ranks on several nodes'
+            expected = (
+                'node, or dispatch.backend = "allocation", "parsl" or "ray" to start ranks on'
+                " several nodes"
+            )
             raise bad_value("command.start_per", "rank", expected)
 
     def _check_custom(self) -> None:
-        """Knobs of the user's own are given in a way that the evaluator's trainer can be given them."""
+        """Knobs of the user's own are given in a way that the evaluator's trainer can be given
+        them.
+        """
         for name, knob in self.space.custom.items():
             owner = f"space.custom.{name}"
             if self.evaluator == "probe" and knob.flag is not None:
                 hint = 'evaluator = "command" runs a trainer that takes arguments'
-                raise bad_value(f"{owner}.flag", knob.flag, "env: the built-in trainer takes no arguments", hint=hint)
+                raise bad_value(
+                    f"{owner}.flag",
+                    knob.flag,
+                    "env: the built-in trainer takes no arguments",
+                    hint=hint,
+                )
             if self.evaluator == "probe" and AT_IMPORT.fullmatch(knob.env or ""):
-                expected = "a variable that is read later: ranks are forked from a process that has imported torch"
+                expected = (
+                    "a variable that is read later: ranks are forked from a process that has"
+                    " imported torch"
+                )
                 raise bad_value(f"{owner}.env", knob.env, expected)
             if knob.env in self.command.environment:
-                raise bad_value(f"{owner}.env", knob.env, "a variable that command.environment does not set")
+                raise bad_value(
+                    f"{owner}.env", knob.env, "a variable that command.environment does not set"
+                )
 
     def _check_baseline(self) -> None:
-        """Probes are prepared for the engines and offloads of the space, and a table holds no other recipe."""
+        """Probes are prepared for the engines and offloads of the space, and a table holds no other
+        recipe.
+        """
         baseline = self.search.baseline
         if baseline is None:
             return
         reason = why_illegal(baseline, self.problem)
         if reason is not None:
-            raise InvalidInput(f"search.baseline: {baseline.describe()} is illegal for this problem: {reason}")
+            raise InvalidInput(
+                f"search.baseline: {baseline.describe()} is illegal for this problem: {reason}"
+            )
         if self.evaluator == "table":
-            raise InvalidInput("search.baseline: a campaign on a table measures what the table holds alone")
+            raise InvalidInput(
+                "search.baseline: a campaign on a table measures what the table holds alone"
+            )
         for key in ("engine", "offload"):
             value, known = getattr(baseline, key), getattr(self.space, key)
             if value not in known:
-                raise bad_value(f"space.{key}", list(known), f"{value} among them, which search.baseline has")
+                raise bad_value(
+                    f"space.{key}", list(known), f"{value} among them, which search.baseline has"
+                )
 
     @property
     def run_folder(self) -> Path:
@@ -303,7 +411,9 @@ class CampaignSpec:
         return self.evaluator, *self.command.arguments
 
     def survey(self) -> Survey:
-        """Survey the space; recipes that a table lacks, or another trainer cannot express, are illegal."""
+        """Survey the space; recipes that a table lacks, or another trainer cannot express, are
+        illegal.
+        """
         found = self.space_survey()
         if (make := commands_of(self.evaluator, self.command)) is not None:
             from frontrunner.evaluators.external.command import expressible
@@ -316,7 +426,9 @@ class CampaignSpec:
         return rows_only(found, self.table)
 
     def space_survey(self) -> Survey:
-        """Survey the space, or what the strategy measures of it around the baseline, whoever runs the recipes."""
+        """Survey the space, or what the strategy measures of it around the baseline, whoever runs
+        the recipes.
+        """
         if self.search.baseline is None or self.search.strategy not in AROUND:
             return self.space.survey(self.problem)
         return AROUND[self.search.strategy](self.space, self.search.baseline, self.problem)
@@ -331,7 +443,9 @@ class CampaignSpec:
     def on_group(self, name: str) -> CampaignSpec:
         """Return the campaign on the nodes of one group alone."""
         own, dispatch = self.problem.by_group[name], self.dispatch.of_group(name)
-        return replace(self, problem=own, dispatch=dispatch, space=self.space.with_choices(group=()))
+        return replace(
+            self, problem=own, dispatch=dispatch, space=self.space.with_choices(group=())
+        )
 
     def probe_setup(self) -> ProbeSetup:
         """Return what this campaign's probes and replays share."""

@@ -20,12 +20,17 @@ if TYPE_CHECKING:
     from frontrunner.results.predictions import Expected, Predicted
 
 TOKENS_ALONE = ("tokens",)
-SEEK_MORE: Mapping[str, tuple[str, ...]] = {"guided": OBJECTIVES, "optuna-nsga2": ("tokens", "memory")}
+SEEK_MORE: Mapping[str, tuple[str, ...]] = {
+    "guided": OBJECTIVES,
+    "optuna-nsga2": ("tokens", "memory"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """One finished trial as a strategy learns of it; `tokens_per_s` is the rate that the campaign seeks."""
+    """One finished trial as a strategy learns of it; `tokens_per_s` is the rate that the campaign
+    seeks.
+    """
 
     recipe: Recipe
     outcome: Outcome
@@ -33,7 +38,9 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """An outcome that was known before the campaign began; `origin` is words, as `campaign laptop` or `sweep.csv`."""
+    """An outcome that was known before the campaign began; `origin` is words, as `campaign laptop`
+    or `sweep.csv`.
+    """
 
     problem: Problem
     recipe: Recipe
@@ -44,13 +51,15 @@ class Evidence:
 class Strategy(Protocol):
     """Chooses the next recipe. Used by one thread.
 
-    A strategy proposes each legal recipe at most once and never one that it was told. It holds no durable state: after
-    a restart a new one is told the stored outcomes in order. A recipe that was measured again is told again; a failure
-    after a measurement means that it cannot be relied on.
+    A strategy proposes each legal recipe at most once and never one that it was told. It holds no
+    durable state: after a restart a new one is told the stored outcomes in order. A recipe that was
+    measured again is told again; a failure after a measurement means that it cannot be relied on.
     """
 
     def ask(self, count: int) -> list[Recipe]:
-        """Return up to `count` legal recipes that were neither proposed nor told; empty when none is left."""
+        """Return up to `count` legal recipes that were neither proposed nor told; empty when none
+        is left.
+        """
 
     def tell(self, told: Told) -> None:
         """Learn of an outcome. The recipe need not have been proposed by this strategy."""
@@ -58,10 +67,14 @@ class Strategy(Protocol):
 
 @runtime_checkable
 class Forecaster(Strategy, Protocol):
-    """A strategy that predicts outcomes: it can learn from a warm start and estimate what is left to gain."""
+    """A strategy that predicts outcomes: it can learn from a warm start and estimate what is left
+    to gain.
+    """
 
     def remember(self, evidence: Sequence[Evidence]) -> None:
-        """Learn of outcomes from before the campaign; called once, before anything is asked or told."""
+        """Learn of outcomes from before the campaign; called once, before anything is asked or
+        told.
+        """
 
     def outlook(self) -> Outlook | None:
         """Return the expected gain from further probes; None before the first measurement."""
@@ -70,14 +83,20 @@ class Forecaster(Strategy, Protocol):
         """Return a measured recipe that is worth measuring again before a new one, or None."""
 
     def expected(self, recipe: Recipe) -> Expected | None:
-        """Return what it expected of a recipe when it proposed it; None for one that it did not propose."""
+        """Return what it expected of a recipe when it proposed it; None for one that it did not
+        propose.
+        """
 
     def forecasts(self, count: int) -> list[Predicted]:
-        """Predict the `count` recipes of the highest expected tokens/s; none before the first outcome."""
+        """Predict the `count` recipes of the highest expected tokens/s; none before the first
+        outcome.
+        """
 
 
 LOOK_AT_ALL = ("guided", "exhaustive", *AROUND)
-"""The strategies that `search.prune_infeasible` leaves alone: one learns what fits, the others promise every recipe."""
+"""The strategies that `search.prune_infeasible` leaves alone: one learns what fits, the others
+promise every recipe.
+"""
 
 STRATEGIES: dict[str, str] = {
     "guided": "frontrunner.search.guided.strategy:Guided",
@@ -93,35 +112,54 @@ STRATEGIES: dict[str, str] = {
 
 
 def make_strategy(
-    name: str, survey: Survey, seed: int, objectives: tuple[str, ...] = TOKENS_ALONE, settings: object = None
+    name: str,
+    survey: Survey,
+    seed: int,
+    objectives: tuple[str, ...] = TOKENS_ALONE,
+    settings: object = None,
 ) -> Strategy:
-    """Make a strategy over the surveyed space; raises `InvalidInput` for an unknown name or unsupported objectives.
+    """Make a strategy over the surveyed space; raises `InvalidInput` for an unknown name or
+    unsupported objectives.
 
     `settings` are the strategy's own, None for its defaults or where it has none.
     """
     if name not in STRATEGIES:
-        raise bad_value("search.strategy", name, "a known strategy", hint=did_you_mean(name, STRATEGIES))
+        raise bad_value(
+            "search.strategy", name, "a known strategy", hint=did_you_mean(name, STRATEGIES)
+        )
     check_objectives(objectives, name)
     module, factory = STRATEGIES[name].split(":")
     make: Callable[..., Strategy] = getattr(import_module(module), factory)
-    # A rate of its own is in the outcomes that strategies are told; those that seek more have to know it as well.
+    # A rate of its own is in the outcomes that strategies are told; those that seek more have to
+    # know it as well.
     plain = objectives == TOKENS_ALONE or (objectives[0] in RATES[1:] and name not in SEEK_MORE)
     more: dict[str, object] = {} if plain else {"objectives": objectives}
     return make(survey, seed, **more if settings is None else more | {"settings": settings})
 
 
 def check_objectives(objectives: Sequence[str], strategy: str) -> None:
-    """Raise `InvalidInput` unless these are a rate alone, or tokens with others, each once, that the strategy seeks."""
+    """Raise `InvalidInput` unless these are a rate alone, or tokens with others, each once, that
+    the strategy seeks.
+    """
     key, given = "search.objectives", list(objectives)
     if len(objectives) == 1 and objectives[0] in RATES:
         return
     unknown = next((name for name in objectives if name not in OBJECTIVES), None)
     if unknown or "tokens" not in objectives or len(set(objectives)) < len(objectives):
-        hint = did_you_mean(unknown, (*OBJECTIVES, *RATES[1:])) if unknown else 'the default is ["tokens"]'
-        expected = f'"tokens", alone or with "memory" and "nodes", each once, or {" or ".join(RATES[1:])} alone'
+        hint = (
+            did_you_mean(unknown, (*OBJECTIVES, *RATES[1:]))
+            if unknown
+            else 'the default is ["tokens"]'
+        )
+        expected = (
+            f'"tokens", alone or with "memory" and "nodes", each once, or {" or ".join(RATES[1:])}'
+            " alone"
+        )
         raise bad_value(key, given, expected, hint=hint)
     sought = SEEK_MORE.get(strategy, TOKENS_ALONE)
     if not set(objectives) <= set(sought):
-        able = " or ".join(name for name, words in SEEK_MORE.items() if set(objectives) <= set(words))
+        able = " or ".join(
+            name for name, words in SEEK_MORE.items() if set(objectives) <= set(words)
+        )
         expected = f'what search.strategy = "{strategy}" searches for: {" and ".join(sought)}'
         raise bad_value(key, given, expected, hint=f"search.strategy = {able} searches for these")

@@ -1,8 +1,9 @@
-"""Warm starts: what a new campaign can use of earlier campaigns of its store and of imported tables.
+"""Warm starts: what a new campaign can use of earlier campaigns of its store and of imported
+tables.
 
-Its strategy learns from evidence: outcomes of the same device, precision, torch and driver, and of a model of close
-shape or the same cluster. A result of the same recipe and environment replaces a probe. The rest is counted by its
-reason: numbers of different machines or software are never mixed.
+Its strategy learns from evidence: outcomes of the same device, precision, torch and driver, and of
+a model of close shape or the same cluster. A result of the same recipe and environment replaces a
+probe. The rest is counted by its reason: numbers of different machines or software are never mixed.
 """
 
 from __future__ import annotations
@@ -37,17 +38,24 @@ CLOSE_PARAMETERS, CLOSE_HIDDEN = 4.0, 2.0
 OTHER_DEVICE = "of another device"
 OTHER_DRIVER = "of another driver version"
 MOST_EVIDENCE = 200
-"""Nearest problems' outcomes that are passed on; a Gaussian process takes the cube of their number."""
+"""Nearest problems' outcomes that are passed on; a Gaussian process takes the cube of their
+number.
+"""
 MOST_ORIGINS = 4
 RECENT = timedelta(days=7)
-"""Older measurements are repeated: clocks, firmware and network load change without a version. Assumed."""
+"""Older measurements are repeated: clocks, firmware and network load change without a version.
+Assumed.
+"""
 CHOOSING = frozenset({"deephyper", "optuna", "sqlalchemy"})
 """Packages whose versions change which recipe is tried, but not how it runs."""
 AFFECTS_STEPS = (
-    "backend", "scheduler", "queue", "constraint", "scheduler_options", "select_options", "launcher",
+    "backend", "scheduler", "queue", "constraint", "scheduler_options", "select_options",
+    "launcher",
     "launcher_options", "worker_init", "network_interface",
 )  # fmt: skip
-"""Keys of [dispatch] that choose a probe's nodes and its environment there; the others are about getting nodes."""
+"""Keys of [dispatch] that choose a probe's nodes and its environment there; the others are about
+getting nodes.
+"""
 
 
 class Earlier(NamedTuple):
@@ -71,12 +79,18 @@ class ReusableResult:
     @property
     def origin(self) -> dict[str, str | int]:
         """Where the outcome comes from, as event data."""
-        return {"campaign": self.campaign, "its_trial": self.trial_number, "measured_at": self.measured_at}
+        return {
+            "campaign": self.campaign,
+            "its_trial": self.trial_number,
+            "measured_at": self.measured_at,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class PriorResults:
-    """What is known when a campaign begins: `evidence`, nearest first, `left_out` by reason, `reusable` by id."""
+    """What is known when a campaign begins: `evidence`, nearest first, `left_out` by reason,
+    `reusable` by id.
+    """
 
     evidence: tuple[Evidence, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -86,19 +100,30 @@ class PriorResults:
         return bool(self.evidence or self.left_out or self.reusable)
 
     def counts(self, legal: Container[Recipe], *, used: bool) -> dict[str, str | int]:
-        """Count what is used and what is not, for an event; `used` is whether the strategy learns from evidence."""
+        """Count what is used and what is not, for an event; `used` is whether the strategy learns
+        from evidence.
+        """
         origins = list(dict.fromkeys(piece.origin for piece in self.evidence))
         answers = sum(one.recipe in legal for one in self.reusable.values())
-        found: dict[str, str | int] = {"learned_from": len(self.evidence) if used else 0, "answers": answers}
+        found: dict[str, str | int] = {
+            "learned_from": len(self.evidence) if used else 0,
+            "answers": answers,
+        }
         if used and origins:
-            found["origins"] = ", ".join(origins[:MOST_ORIGINS]) + (", ..." if len(origins) > MOST_ORIGINS else "")
+            found["origins"] = ", ".join(origins[:MOST_ORIGINS]) + (
+                ", ..." if len(origins) > MOST_ORIGINS else ""
+            )
         if not used and self.evidence:
             found["left out: that the strategy does not learn from"] = len(self.evidence)
-        return found | {f"left out: {reason}": count for reason, count in sorted(self.left_out.items())}
+        return found | {
+            f"left out: {reason}": count for reason, count in sorted(self.left_out.items())
+        }
 
 
 def prior_results(store: Store, record: Campaign, spec: CampaignSpec) -> PriorResults:
-    """Collect what a campaign can use of those created before it, as far as this version can read them."""
+    """Collect what a campaign can use of those created before it, as far as this version can read
+    them.
+    """
     if not (spec.search.warm_start or spec.search.reuse or spec.confirms):
         return PriorResults()
     earlier = []
@@ -107,11 +132,19 @@ def prior_results(store: Store, record: Campaign, spec: CampaignSpec) -> PriorRe
             campaign = store.campaign(summary.name)
             with suppress(StoreUnusable):
                 earlier.append(Earlier(campaign=campaign, spec=stored_spec(campaign)))
-    return gather(store, spec, earlier, collect(spec.problem.cluster.device)) if earlier else PriorResults()
+    return (
+        gather(store, spec, earlier, collect(spec.problem.cluster.device))
+        if earlier
+        else PriorResults()
+    )
 
 
-def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: Provenance) -> PriorResults:
-    """Collect what a campaign of `spec` can use of `earlier` ones, the oldest first; `here` is its probes' software."""
+def gather(
+    store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: Provenance
+) -> PriorResults:
+    """Collect what a campaign of `spec` can use of `earlier` ones, the oldest first; `here` is its
+    probes' software.
+    """
     found: list[tuple[float, Evidence]] = []
     left_out: Counter[str] = Counter()
     reusable: dict[str, ReusableResult] = {}
@@ -121,40 +154,54 @@ def gather(store: Store, spec: CampaignSpec, earlier: Iterable[Earlier], here: P
         for known in campaign_results(store, one.campaign.id):
             there = one.spec.problem.at(known.recipe)
             if known.recipe.group not in whys:
-                whys[known.recipe.group] = None if is_small_self else _why_no_evidence(one, spec, there)
+                whys[known.recipe.group] = (
+                    None if is_small_self else _why_no_evidence(one, spec, there)
+                )
             why_none = whys[known.recipe.group]
             if (outcome := _reusable_outcome(known, one.spec, spec, here, store.now())) is not None:
-                reusable[recipe_id(spec.problem, known.recipe)] = ReusableResult(  # the newest campaign's counts
-                    recipe=known.recipe,
-                    outcome=replace(outcome, node_seconds=0.0),
-                    campaign=one.campaign.name,
-                    trial_number=known.trial_number,
-                    measured_at=known.finished_at,
-                    run_folder=known.run_folder,
+                reusable[recipe_id(spec.problem, known.recipe)] = (
+                    ReusableResult(  # the newest campaign's counts
+                        recipe=known.recipe,
+                        outcome=replace(outcome, node_seconds=0.0),
+                        campaign=one.campaign.name,
+                        trial_number=known.trial_number,
+                        measured_at=known.finished_at,
+                        run_folder=known.run_folder,
+                    )
                 )
             if not (spec.search.warm_start or is_small_self):
                 continue
-            recipe = known.recipe if is_small_self else _on_own_nodes(known.recipe, there, spec.problem)
+            recipe = (
+                known.recipe if is_small_self else _on_own_nodes(known.recipe, there, spec.problem)
+            )
             if why_none is not None or recipe is None:
                 left_out[why_none or OTHER_DEVICE] += 1
                 continue
             ours = spec.problem.at(recipe)
-            if (why_not := _why_not(known, one, spec, here, is_same=_is_same(there, ours))) is not None:
+            if (
+                why_not := _why_not(known, one, spec, here, is_same=_is_same(there, ours))
+            ) is not None:
                 left_out[why_not] += 1
                 continue
             of = one.spec.problem if one.spec.problem == spec.problem else there
-            found.append((distance(there, ours), replace(_evidence(known, one), recipe=recipe, problem=of)))
+            found.append(
+                (distance(there, ours), replace(_evidence(known, one), recipe=recipe, problem=of))
+            )
     found.sort(key=lambda pair: pair[0])  # stable: of one distance the oldest first
     if len(found) > MOST_EVIDENCE:
         left_out[f"further away than the nearest {MOST_EVIDENCE}"] = len(found) - MOST_EVIDENCE
     nearest = tuple(evidence for _, evidence in found[:MOST_EVIDENCE])
-    return PriorResults(evidence=nearest, left_out=left_out, reusable=reusable if spec.search.reuse else {})
+    return PriorResults(
+        evidence=nearest, left_out=left_out, reusable=reusable if spec.search.reuse else {}
+    )
 
 
 def _reusable_outcome(
     known: PriorResult, there: CampaignSpec, spec: CampaignSpec, here: Provenance, now: datetime
 ) -> Outcome | None:
-    """Return an earlier result for use in place of a probe: same conditions, recent, not noisy; or out of memory."""
+    """Return an earlier result for use in place of a probe: same conditions, recent, not noisy; or
+    out of memory.
+    """
     then, recipe = known.provenance, known.recipe
     is_alike = (
         spec.evaluator == there.evaluator == "probe"
@@ -167,20 +214,30 @@ def _reusable_outcome(
     )
     if not is_alike:
         return None
-    limit, limit_there = (of.problem.at(recipe).cluster.memory_bytes_per_device for of in (spec, there))
+    limit, limit_there = (
+        of.problem.at(recipe).cluster.memory_bytes_per_device for of in (spec, there)
+    )
     if isinstance(known.outcomes, Failure):
         is_certain = known.outcomes.kind is FailureKind.OUT_OF_MEMORY and limit <= limit_there
         return known.outcomes if is_certain else None
     newest = known.outcomes[-1]
-    spread = max([pool(known.outcomes).step_time_spread, *(one.step_time_spread for one in known.outcomes)])
+    spread = max(
+        [pool(known.outcomes).step_time_spread, *(one.step_time_spread for one in known.outcomes)]
+    )
     if spread > STABLE_SPREAD or newest.doubts or max(newest.peak_memory_bytes) > limit:
         return None
     return replace(newest, mfu=rates(recipe, spec.problem, newest.step_time_s_median)["mfu"])
 
 
 def _is_same_environment(one: Provenance, other: Provenance) -> bool:
-    """Return whether host, system, device, driver and every package that takes part in a probe are the same."""
-    differ = {name for name in {*one.versions, *other.versions} if one.versions.get(name) != other.versions.get(name)}
+    """Return whether host, system, device, driver and every package that takes part in a probe are
+    the same.
+    """
+    differ = {
+        name
+        for name in {*one.versions, *other.versions}
+        if one.versions.get(name) != other.versions.get(name)
+    }
     unknown = {name for name in LIBRARIES if name not in one.versions or name not in other.versions}
     alike = (one.host, one.platform, one.device) == (other.host, other.platform, other.device)
     return alike and not differ - CHOOSING - unknown
@@ -194,7 +251,9 @@ def _conditions(spec: CampaignSpec, recipe: Recipe) -> tuple[object, ...]:
 
 
 def _on_own_nodes(recipe: Recipe, there: Problem, ours: Problem) -> Recipe | None:
-    """Return the recipe in the campaign's group of its device, that of its own name first; None where there is none."""
+    """Return the recipe in the campaign's group of its device, that of its own name first; None
+    where there is none.
+    """
     names = [name for name, own in ours.by_group.items() if _device(own) == _device(there)]
     if recipe.group in names:
         return recipe
@@ -208,7 +267,9 @@ def _why_no_evidence(earlier: Earlier, spec: CampaignSpec, there: Problem) -> st
         "simulated": figures == "simulated" and spec.evaluator != "simulated",
         "of another trainer": figures == "measured" and earlier.spec.trainer != spec.trainer,
         # It holds other states in memory, and its step takes another time.
-        "of another optimizer": figures == "measured" and earlier.spec.probe.optimizer != spec.probe.optimizer,
+        "of another optimizer": (
+            figures == "measured" and earlier.spec.probe.optimizer != spec.probe.optimizer
+        ),
         # The same row would count again for each campaign that looked it up.
         "looked up in a table": earlier.spec.evaluator == "table",
         OTHER_DEVICE: all(_device(there) != _device(own) for own in ours.by_group.values()),
@@ -232,7 +293,8 @@ def _why_not(
 ) -> str | None:
     if earlier.campaign.figures == "measured":
         different = _other_software(known.provenance, here)
-        # A pair's first campaign may run on a machine of its own: its evidence is what the second is for.
+        # A pair's first campaign may run on a machine of its own: its evidence is what the second
+        # is for.
         is_own = earlier.campaign.name == spec.confirms and different == OTHER_DRIVER
         if different is not None and not is_own:
             return different
@@ -254,7 +316,9 @@ def _other_software(there: Provenance | None, here: Provenance) -> str | None:
     one, other = there.versions, here.versions
     if one.get("torch", "").split(".")[:2] != other.get("torch", "").split(".")[:2]:
         return "of another torch"
-    return OTHER_DRIVER if any(one.get(name) != other.get(name) for name in GPU_DRIVER_FILES) else None
+    return (
+        OTHER_DRIVER if any(one.get(name) != other.get(name) for name in GPU_DRIVER_FILES) else None
+    )
 
 
 def _device(problem: Problem) -> object:
@@ -263,7 +327,9 @@ def _device(problem: Problem) -> object:
 
 
 def _is_same(one: Problem, other: Problem) -> bool:
-    """Return whether two problems differ in names only: same model, sequence, batch and number of devices."""
+    """Return whether two problems differ in names only: same model, sequence, batch and number of
+    devices.
+    """
     return (
         replace(one.model, name="") == replace(other.model, name="")
         and (one.sequence_length, one.global_batch) == (other.sequence_length, other.global_batch)
@@ -272,7 +338,9 @@ def _is_same(one: Problem, other: Problem) -> bool:
 
 
 def distance(one: Problem, other: Problem) -> float:
-    """Return how far apart two problems are: doublings of parameters, sequence length and devices, summed."""
+    """Return how far apart two problems are: doublings of parameters, sequence length and devices,
+    summed.
+    """
     sizes = ((of.model.parameters, of.sequence_length, of.cluster.devices) for of in (one, other))
     return sum(math.log2(_ratio(*pair)) for pair in zip(*sizes, strict=True))
 
@@ -282,10 +350,12 @@ def _ratio(one: float, other: float) -> float:
 
 
 def _evidence(known: PriorResult, earlier: Earlier) -> Evidence:
-    """Combine a recipe's repeats into one measurement with the steps of all, whose spread shows how far they agree.
+    """Combine a recipe's repeats into one measurement with the steps of all, whose spread shows how
+    far they agree.
 
-    Without the peak of a table's row: it may count what the allocator reserves or the device holds (`mem_kind`), which
-    the store does not keep, and strategies compare peaks with what tensors hold.
+    Without the peak of a table's row: it may count what the allocator reserves or the device holds
+    (`mem_kind`), which the store does not keep, and strategies compare peaks with what tensors
+    hold.
     """
     outcomes, origin = known.outcomes, f"campaign {earlier.campaign.name}"
     if isinstance(outcomes, Failure):
@@ -296,4 +366,6 @@ def _evidence(known: PriorResult, earlier: Earlier) -> Evidence:
             outcome = replace(outcome, peak_memory_bytes=(0,))
     if earlier.campaign.strategy == IMPORTED:
         origin = known.run_folder.partition(" row ")[0]
-    return Evidence(problem=earlier.spec.problem, recipe=known.recipe, outcome=outcome, origin=origin)
+    return Evidence(
+        problem=earlier.spec.problem, recipe=known.recipe, outcome=outcome, origin=origin
+    )

@@ -1,1 +1,3 @@
-"""What can be searched: model, cluster, problem, recipe, legality, space and presets; pure values, no devices."""
+"""What can be searched: model, cluster, problem, recipe, legality, space and presets; pure values,
+no devices.
+"""

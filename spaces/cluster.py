@@ -1,4 +1,6 @@
-"""The cluster: nodes, devices per node, what a device can do, and the links between them by level."""
+"""The cluster: nodes, devices per node, what a device can do, and the links between them by
+level.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
+from frontrunner.spaces.errors import (
+    bad_value,
+    require_above_zero,
+    require_at_least,
+    require_one_of,
+)
 
 BACKENDS = ("cpu", "cuda", "rocm", "xpu", "hpu")
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -22,7 +29,9 @@ MOST_TFLOPS, MOST_MEMORY_GIB, MOST_GB_PER_S = 1e5, 1e5, 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class ByPrecision:
-    """A figure of a device for each of `PRECISIONS`, and for the 8-bit products of a step in bf16; None: not known."""
+    """A figure of a device for each of `PRECISIONS`, and for the 8-bit products of a step in bf16;
+    None: not known.
+    """
 
     fp32: float | None = None
     bf16: float | None = None
@@ -36,11 +45,13 @@ _FIGURES = (("peak_tflops", MOST_TFLOPS), ("matmul_tflops", math.inf))
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """Bandwidths in GB/s (1e9 bytes), one direction, of each level of the machine; None where unknown.
+    """Bandwidths in GB/s (1e9 bytes), one direction, of each level of the machine; None where
+    unknown.
 
-    `pair` joins two devices: of one package, or any two of a node that has no switch, where it is less than `node`;
-    `node` is one device's share of all links to the others of its node, a node has `nics_per_node` network ports of
-    `nic` each, and `host` joins a device with its node's memory.
+    `pair` joins two devices: of one package, or any two of a node that has no switch, where it is
+    less than `node`; `node` is one device's share of all links to the others of its node, a node
+    has `nics_per_node` network ports of `nic` each, and `host` joins a device with its node's
+    memory.
     """
 
     pair_gb_per_s: float | None = None
@@ -51,14 +62,18 @@ class Links:
 
     def __post_init__(self) -> None:
         for key, value in vars(self).items():
-            require_above_zero(f"cluster.links.{key}", value, "a number above 0, or no entry", most=MOST_GB_PER_S)
+            require_above_zero(
+                f"cluster.links.{key}", value, "a number above 0, or no entry", most=MOST_GB_PER_S
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FittedConstant:
-    """A constant of the estimates as fitted; `deviation` is what is left of its logarithm's, or of a share's logit's.
+    """A constant of the estimates as fitted; `deviation` is what is left of its logarithm's, or of
+    a share's logit's.
 
-    `correlations` are those with each of its fit's constants before it: what trades off is known better together.
+    `correlations` are those with each of its fit's constants before it: what trades off is known
+    better together.
     """
 
     name: str
@@ -71,8 +86,8 @@ class FittedConstant:
 class FittedCode:
     """Constants fitted to measured steps of one training code, the only one that they hold for.
 
-    `code` is its name, with the stated traits of an unknown one. `nodes` is the most that a row had, and `error` the
-    mean of rows while they were held back.
+    `code` is its name, with the stated traits of an unknown one. `nodes` is the most that a row
+    had, and `error` the mean of rows while they were held back.
     """
 
     code: str
@@ -84,7 +99,9 @@ class FittedCode:
     source: str = "the cluster file"
 
     def __post_init__(self) -> None:
-        require_at_least("cluster.fitted", 1, rows=self.rows, problems=self.problems, nodes=self.nodes)
+        require_at_least(
+            "cluster.fitted", 1, rows=self.rows, problems=self.problems, nodes=self.nodes
+        )
         _check_errors("cluster.fitted.error", self.error)
         names = [one.name for one in self.constants]
         for place, one in enumerate(self.constants):
@@ -101,15 +118,18 @@ def _check_errors(key: str, errors: ByPrecision) -> None:
     for precision, value in vars(errors).items():
         require_above_zero(f"{key}.{precision}", value, "a share above 0, or no entry")
     if errors.fp8 is not None:
-        raise bad_value(f"{key}.fp8", errors.fp8, "no entry: an error is that of steps in fp32, bf16 or fp16")
+        raise bad_value(
+            f"{key}.fp8", errors.fp8, "no entry: an error is that of steps in fp32, bf16 or fp16"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Equal nodes of equal devices. A device is what one rank drives: a GPU, a GCD, a tile, or a CPU process.
+    """Equal nodes of equal devices. A device is what one rank drives: a GPU, a GCD, a tile, or a
+    CPU process.
 
-    One with groups is several of these, each of which runs recipes by itself: its own figures are a summary
-    (`of_groups`), and what a recipe needs to know is its group's (`Problem.at`).
+    One with groups is several of these, each of which runs recipes by itself: its own figures are a
+    summary (`of_groups`), and what a recipe needs to know is its group's (`Problem.at`).
     """
 
     name: str
@@ -127,35 +147,55 @@ class Cluster:
     memory_gb_per_s: float | None = None
     """Memory bandwidth of the device, 1e9 bytes/s."""
     peak_tflops: ByPrecision = ByPrecision()
-    """Dense peak rates by precision, TFLOP/s. MFU is relative to them, and no measurement above them is ranked."""
+    """Dense peak rates by precision, TFLOP/s. MFU is relative to them, and no measurement above
+    them is ranked.
+    """
     matmul_share: float | None = None
     """Share of its 16-bit peak that the device's large matrix products reach."""
     mxfp8: bool = False
-    """Whether products in 8 bits take a factor for each 32 values (MXFP8), as those of Blackwell and CDNA 4 do."""
+    """Whether products in 8 bits take a factor for each 32 values (MXFP8), as those of Blackwell
+    and CDNA 4 do.
+    """
     compute_units: int | None = None
     """Multiprocessors or compute units: tiles of a product that the device works on at once."""
     matmul_tflops: ByPrecision = ByPrecision()
-    """Rates of the device's fastest measured matrix products, used instead of `peak_tflops` and `matmul_share`."""
+    """Rates of the device's fastest measured matrix products, used instead of `peak_tflops` and
+    `matmul_share`.
+    """
     links: Links = Links()
-    """Bandwidths of the machine's levels, one direction; `host` joins a device with its node's memory."""
+    """Bandwidths of the machine's levels, one direction; `host` joins a device with its node's
+    memory.
+    """
     efficiencies: Mapping[str, float] = field(default_factory=dict)
-    """Constants of the estimates as measured on this cluster, by name: see [calibration](calibration.md)."""
+    """Constants of the estimates as measured on this cluster, by name: see
+    [calibration](calibration.md).
+    """
     expected_error: ByPrecision = ByPrecision()
-    """Mean error of estimated step times, as a share, on held-back rows; not of `fp8`, whose steps are in bf16."""
+    """Mean error of estimated step times, as a share, on held-back rows; not of `fp8`, whose steps
+    are in bf16.
+    """
     fitted: tuple[FittedCode, ...] = field(default=(), compare=False)
     """Constants fitted to the steps of training codes; of another code nothing here is used."""
     nvme_path: str | None = None
-    """Absolute path of a folder on each node's own fast disk, for recipes with `offload = "nvme"`."""
+    """Absolute path of a folder on each node's own fast disk, for recipes with `offload =
+    "nvme"`.
+    """
     price_per_node_hour: float | None = field(default=None, compare=False)
-    """Price of a node for an hour, in any currency; with `problem.billion_tokens` the whole training has a price."""
+    """Price of a node for an hour, in any currency; with `problem.billion_tokens` the whole
+    training has a price.
+    """
     source: str = "the campaign file"
     """Where the figures come from."""
     group: tuple[Cluster, ...] = ()
-    """Node types of an uneven cluster, each with a `name` of its own and the keys of `[cluster]` that differ."""
+    """Node types of an uneven cluster, each with a `name` of its own and the keys of `[cluster]`
+    that differ.
+    """
 
     @classmethod
     def of_groups(cls, name: str, groups: Sequence[Cluster]) -> Cluster:
-        """Return the cluster of these groups: all their nodes, the most devices of one, and the least memory."""
+        """Return the cluster of these groups: all their nodes, the most devices of one, and the
+        least memory.
+        """
         return cls(
             name=name,
             device=" + ".join(dict.fromkeys(one.device for one in groups)),
@@ -176,18 +216,32 @@ class Cluster:
         require_at_least("cluster", 1, nodes=self.nodes, devices_per_node=self.devices_per_node)
         if self.devices > MOST_DEVICES:
             per_node = f"{self.devices_per_node} devices per node"
-            raise bad_value("cluster.nodes", self.nodes, f"at most {MOST_DEVICES:,} devices in all, with {per_node}")
+            raise bad_value(
+                "cluster.nodes",
+                self.nodes,
+                f"at most {MOST_DEVICES:,} devices in all, with {per_node}",
+            )
         require_one_of("cluster", "backend", self.backend, BACKENDS)
         for key, most in _FIGURES:
             for precision, value in vars(getattr(self, key)).items():
                 require_above_zero(f"cluster.{key}.{precision}", value, _RATE, most=most)
         _check_errors("cluster.expected_error", self.expected_error)
         size, rate = "a size above 0 in GiB", "a rate above 0 in GB/s, or no entry"
-        require_above_zero("cluster.memory_gib_per_device", self.memory_gib_per_device, size, most=MOST_MEMORY_GIB)
-        require_above_zero("cluster.memory_gb_per_s", self.memory_gb_per_s, rate, most=MOST_GB_PER_S)
-        require_above_zero("cluster.price_per_node_hour", self.price_per_node_hour, "a price above 0, or no entry")
+        require_above_zero(
+            "cluster.memory_gib_per_device", self.memory_gib_per_device, size, most=MOST_MEMORY_GIB
+        )
+        require_above_zero(
+            "cluster.memory_gb_per_s", self.memory_gb_per_s, rate, most=MOST_GB_PER_S
+        )
+        require_above_zero(
+            "cluster.price_per_node_hour", self.price_per_node_hour, "a price above 0, or no entry"
+        )
         if self.matmul_share is not None and not 0 < self.matmul_share <= 1:
-            raise bad_value("cluster.matmul_share", self.matmul_share, "a share above 0 and at most 1, or no entry")
+            raise bad_value(
+                "cluster.matmul_share",
+                self.matmul_share,
+                "a share above 0 and at most 1, or no entry",
+            )
         if self.compute_units is not None:
             require_at_least("cluster", 1, compute_units=self.compute_units)
         path = self.nvme_path
@@ -196,7 +250,9 @@ class Cluster:
         names = [one.name for one in self.group]
         for name in names:
             if not GROUP_NAME.fullmatch(name) or names.count(name) > 1:
-                expected = "a name of its own of up to 32 of a-z, 0-9, '.', '_' and '-' for each group"
+                expected = (
+                    "a name of its own of up to 32 of a-z, 0-9, '.', '_' and '-' for each group"
+                )
                 raise bad_value("cluster.group.name", name, expected)
 
     @property
@@ -212,7 +268,8 @@ class Cluster:
         """Return nodes and devices: `2 nodes of 8 x H100`, those of each group after its name."""
         named = {f"{one.name}: " if self.group else "": one for one in self.parts()}
         each = (
-            f"{name}{one.nodes:,} node{'s' if one.nodes > 1 else ''} of {one.devices_per_node} x {one.device}"
+            f"{name}{one.nodes:,} node{'s' if one.nodes > 1 else ''} of {one.devices_per_node} x"
+            f" {one.device}"
             for name, one in named.items()
         )
         return ", ".join(each)
@@ -228,11 +285,15 @@ class Cluster:
         return int(self.memory_gib_per_device * GIB)
 
     def peak_flops(self, precision: str) -> float | None:
-        """Return one device's peak in FLOP/s at `precision`, or None where the cluster does not state one."""
+        """Return one device's peak in FLOP/s at `precision`, or None where the cluster does not
+        state one.
+        """
         rate: float | None = getattr(self.peak_tflops, precision)
         return None if rate is None else rate * 1e12
 
     def matmul_flops(self, precision: str) -> float | None:
-        """Return the measured rate of one device's fastest matrix product in FLOP/s at `precision`, or None."""
+        """Return the measured rate of one device's fastest matrix product in FLOP/s at `precision`,
+        or None.
+        """
         rate: float | None = getattr(self.matmul_tflops, precision)
         return None if rate is None else rate * 1e12

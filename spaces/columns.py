@@ -30,7 +30,9 @@ class Column(NamedTuple):
     def of(cls, values: Iterable[Any]) -> Column:
         """Return the column of these values, one for each row."""
         places: dict[Any, int] = {}
-        codes = np.array([places.setdefault(value, len(places)) for value in values], dtype=np.int32)
+        codes = np.array(
+            [places.setdefault(value, len(places)) for value in values], dtype=np.int32
+        )
         return cls(tuple(places), smallest(codes, len(places)))
 
     @classmethod
@@ -39,14 +41,18 @@ class Column(NamedTuple):
         places: dict[Any, int] = {}
         codes: list[Codes] = [np.empty(0, dtype=np.uint8)]
         for values, own in parts:
-            new = np.array([places.setdefault(value, len(places)) for value in values], dtype=np.int32)
+            new = np.array(
+                [places.setdefault(value, len(places)) for value in values], dtype=np.int32
+            )
             codes.append(smallest(new, len(places))[own] if len(own) else codes[0])
         return cls(tuple(places), np.concatenate(codes))
 
 
 def smallest(codes: Codes, values: int) -> Codes:
     """Return the codes of so many values in as few bytes as they need."""
-    return codes.astype(np.uint8 if values <= 2**8 else np.uint16 if values <= 2**16 else np.int32, copy=False)
+    return codes.astype(
+        np.uint8 if values <= 2**8 else np.uint16 if values <= 2**16 else np.int32, copy=False
+    )
 
 
 class Reader:
@@ -68,7 +74,9 @@ class Reader:
 
 @dataclass
 class _Node:
-    """What a function of a recipe reads next, given what it has read; `value` is what it returns where it is `done`."""
+    """What a function of a recipe reads next, given what it has read; `value` is what it returns
+    where it is `done`.
+    """
 
     reads: str = ""
     next: dict[int, _Node] = field(default_factory=dict)
@@ -79,8 +87,8 @@ class _Node:
 class RecipeColumns(Sequence[Recipe]):
     """Recipes by row, which are made when they are looked at.
 
-    `each` evaluates a function of one recipe for all rows: once for each combination of the values that it reads, so
-    that rules and formulas are written for one recipe and hold for millions.
+    `each` evaluates a function of one recipe for all rows: once for each combination of the values
+    that it reads, so that rules and formulas are written for one recipe and hold for millions.
     """
 
     def __init__(self, columns: Mapping[str, Column], length: int) -> None:
@@ -91,7 +99,10 @@ class RecipeColumns(Sequence[Recipe]):
         """Return these recipes as columns."""
         if isinstance(recipes, RecipeColumns):
             return recipes
-        return cls({name: Column.of(getattr(one, name) for one in recipes) for name in FIELDS}, len(recipes))
+        return cls(
+            {name: Column.of(getattr(one, name) for one in recipes) for name in FIELDS},
+            len(recipes),
+        )
 
     @classmethod
     def joined(cls, parts: Sequence[RecipeColumns]) -> RecipeColumns:
@@ -114,7 +125,9 @@ class RecipeColumns(Sequence[Recipe]):
             return self.take(np.arange(len(self))[row])
         if not -len(self) <= row < len(self):
             raise IndexError(row)
-        return Recipe(**{name: values[codes[row]] for name, (values, codes) in self.columns.items()})
+        return Recipe(
+            **{name: values[codes[row]] for name, (values, codes) in self.columns.items()}
+        )
 
     def __iter__(self) -> Iterator[Recipe]:
         for start in range(0, len(self), AT_ONCE):
@@ -126,13 +139,19 @@ class RecipeColumns(Sequence[Recipe]):
                 yield Recipe(**dict(zip(self.columns, row, strict=True)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(Recipe.__eq__, self, other))
+        return (
+            isinstance(other, Sequence)
+            and len(self) == len(other)
+            and all(map(Recipe.__eq__, self, other))
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
     def take(self, rows: Rows | npt.NDArray[np.bool_]) -> RecipeColumns:
         """Return the recipes of these rows."""
-        columns = {name: Column(values, codes[rows]) for name, (values, codes) in self.columns.items()}
+        columns = {
+            name: Column(values, codes[rows]) for name, (values, codes) in self.columns.items()
+        }
         return RecipeColumns(columns, len(next(iter(columns.values())).codes))
 
     def each(self, function: Callable[[Recipe], Any], kind: Any = object) -> npt.NDArray[Any]:
@@ -141,7 +160,9 @@ class RecipeColumns(Sequence[Recipe]):
         It may read the recipe's fields, and call properties and methods that do.
         """
         found = np.empty(len(self), dtype=kind)
-        waiting: list[tuple[Rows, _Node, int]] = [(np.arange(len(self)), _Node(), 0)] if len(self) else []
+        waiting: list[tuple[Rows, _Node, int]] = (
+            [(np.arange(len(self)), _Node(), 0)] if len(self) else []
+        )
         while waiting:
             rows, node, depth = waiting.pop()
             if not node.done and not node.reads:
@@ -182,11 +203,18 @@ class RecipeColumns(Sequence[Recipe]):
             codes[name] = code
         hashes, order = self._hashes
         wanted = _hash({name: np.array([code]) for name, code in codes.items()})[0]
-        first, last = (int(np.searchsorted(hashes, wanted, side=side)) for side in ("left", "right"))
+        first, last = (
+            int(np.searchsorted(hashes, wanted, side=side)) for side in ("left", "right")
+        )
         rows = (int(row) for row in order[first:last])
         columns = self.columns
         return min(
-            (row for row in rows if all(columns[name].codes[row] == code for name, code in codes.items())), default=None
+            (
+                row
+                for row in rows
+                if all(columns[name].codes[row] == code for name, code in codes.items())
+            ),
+            default=None,
         )
 
     def __contains__(self, recipe: object) -> bool:
@@ -194,7 +222,10 @@ class RecipeColumns(Sequence[Recipe]):
 
     @cached_property
     def _places(self) -> Mapping[str, Mapping[Any, int]]:
-        return {name: {value: at for at, value in enumerate(column.values)} for name, column in self.columns.items()}
+        return {
+            name: {value: at for at, value in enumerate(column.values)}
+            for name, column in self.columns.items()
+        }
 
     @cached_property
     def _hashes(self) -> tuple[npt.NDArray[np.uint64], Rows]:
@@ -203,7 +234,9 @@ class RecipeColumns(Sequence[Recipe]):
         return found[order], order
 
 
-def each(recipes: Sequence[Recipe], function: Callable[[Recipe], Any], kind: Any = object) -> npt.NDArray[Any]:
+def each(
+    recipes: Sequence[Recipe], function: Callable[[Recipe], Any], kind: Any = object
+) -> npt.NDArray[Any]:
     """Return a pure function's value for each recipe; see `RecipeColumns.each`."""
     if isinstance(recipes, RecipeColumns):
         return recipes.each(function, kind)
@@ -212,22 +245,31 @@ def each(recipes: Sequence[Recipe], function: Callable[[Recipe], Any], kind: Any
 
 def chosen(recipes: Sequence[Recipe], rows: Rows) -> Sequence[Recipe]:
     """Return the recipes of these rows."""
-    return recipes.take(rows) if isinstance(recipes, RecipeColumns) else [recipes[row] for row in rows.tolist()]
+    return (
+        recipes.take(rows)
+        if isinstance(recipes, RecipeColumns)
+        else [recipes[row] for row in rows.tolist()]
+    )
 
 
 def _hash(codes: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.uint64]:
-    """Return a number for each row that is the same for equal codes, and nearly always another for others."""
+    """Return a number for each row that is the same for equal codes, and nearly always another for
+    others.
+    """
     random = np.random.default_rng(0)  # in the order of the columns, so always the same factors
     found = np.zeros(len(next(iter(codes.values()))), dtype=np.uint64)
     for column in codes.values():
-        found += (column.astype(np.uint64) + np.uint64(1)) * random.integers(1, 2**63, dtype=np.uint64)
+        found += (column.astype(np.uint64) + np.uint64(1)) * random.integers(
+            1, 2**63, dtype=np.uint64
+        )
     return found
 
 
 class Places:
     """For each row of some recipes a point of a space: a column of choices for each dimension.
 
-    They are kept as `numbers` of points, counted through the `dimensions` with the last one fastest, or as `columns`.
+    They are kept as `numbers` of points, counted through the `dimensions` with the last one
+    fastest, or as `columns`.
     """
 
     def __init__(
@@ -239,7 +281,9 @@ class Places:
         self._dimensions, self._numbers, self._columns = dimensions, numbers, columns or {}
 
     @classmethod
-    def of(cls, dimensions: Mapping[str, Sequence[Any]], points: Sequence[Mapping[str, Any]]) -> Places:
+    def of(
+        cls, dimensions: Mapping[str, Sequence[Any]], points: Sequence[Mapping[str, Any]]
+    ) -> Places:
         """Return these points, whose choices need not be among those of the dimensions."""
         columns = {name: Column.of(point[name] for point in points) for name in dimensions}
         return cls(dimensions, columns=columns)
@@ -268,5 +312,7 @@ class Places:
         """Return the points of these rows."""
         if self._numbers is not None:
             return Places(self._dimensions, self._numbers[rows])
-        columns = {name: Column(values, codes[rows]) for name, (values, codes) in self._columns.items()}
+        columns = {
+            name: Column(values, codes[rows]) for name, (values, codes) in self._columns.items()
+        }
         return Places(self._dimensions, columns=columns)

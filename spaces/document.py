@@ -1,4 +1,6 @@
-"""Recipes as documents: versioned JSON with a hash, so that a recipe has the same identity everywhere."""
+"""Recipes as documents: versioned JSON with a hash, so that a recipe has the same identity
+everywhere.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,22 @@ IDS_AT_ONCE = 10_000
 
 
 def identity(problem: Problem, recipe: Recipe) -> dict[str, Any]:
-    """Return what makes two recipes the same: the model's shape, the devices, the batch's form and every choice.
+    """Return what makes two recipes the same: the model's shape, the devices, the batch's form and
+    every choice.
 
-    Names, measured rates and memory sizes stay out, so that calibrating a cluster keeps the identity of what was
-    measured. Fields at their default stay out too, so that a later version may add a field.
+    Names, measured rates and memory sizes stay out, so that calibrating a cluster keeps the
+    identity of what was measured. Fields at their default stay out too, so that a later version may
+    add a field.
     """
     cluster = problem.at(recipe).cluster
     return {
         "version": DOCUMENT_VERSION,
-        "model": {key: value for key, value in _off_default(problem.model).items() if key != "name"},
-        "cluster": {key: getattr(cluster, key) for key in ("device", "backend", "devices_per_node")},
+        "model": {
+            key: value for key, value in _off_default(problem.model).items() if key != "name"
+        },
+        "cluster": {
+            key: getattr(cluster, key) for key in ("device", "backend", "devices_per_node")
+        },
         "sequence_length": problem.sequence_length,
         "precision": problem.precision,
         "recipe": _off_default(recipe),
@@ -58,7 +66,9 @@ def _plain(item: Any) -> Any:
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """Return the value, or None where it is missing, NaN or infinite, for which JSON has no word."""
+    """Return the value, or None where it is missing, NaN or infinite, for which JSON has no
+    word.
+    """
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -91,15 +101,21 @@ def recipe_id(problem: Problem, recipe: Recipe) -> str:
 
 
 def recipe_ids(problem: Problem, recipes: RecipeColumns) -> Iterator[str]:
-    """Yield the `recipe_id` of each recipe, in a tenth of the time: text is made per value, not per recipe."""
+    """Yield the `recipe_id` of each recipe, in a tenth of the time: text is made per value, not per
+    recipe.
+    """
     if not len(recipes):
         return
     stated = {one.name: one.default for one in fields(Recipe)}
-    columns = sorted((STORED_NAMES.get(name, name), name, column) for name, column in recipes.columns.items())
+    columns = sorted(
+        (STORED_NAMES.get(name, name), name, column) for name, column in recipes.columns.items()
+    )
     runs: list[tuple[list[str], Any]] = [([""], None)]
     for key, name, (values, codes) in columns:
         texts = [
-            "" if stated[name] is not MISSING and value == stated[name] else f',"{key}":{canonical_json(_plain(value))}'
+            ""
+            if stated[name] is not MISSING and value == stated[name]
+            else f',"{key}":{canonical_json(_plain(value))}'
             for value in values
         ]
         present = set(codes.tolist()) if len(values) > 1 else {0}
@@ -128,7 +144,8 @@ def recipe_ids(problem: Problem, recipes: RecipeColumns) -> Iterator[str]:
 
 
 def read_plain(kind: Any, value: Any, name: str) -> Any:
-    """Return a value of plain JSON as the annotated type `kind`, strictly; `name` is the key's full name.
+    """Return a value of plain JSON as the annotated type `kind`, strictly; `name` is the key's full
+    name.
 
     Ranks of a probe use it, which do not load pydantic. Raises ValueError naming the key.
     """
@@ -141,17 +158,28 @@ def read_plain(kind: Any, value: Any, name: str) -> Any:
     if origin is types.UnionType:
         return None if value is None else read_plain(arms[0], value, name)
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(read_plain(arms[0], item, f"{name}[{place}]") for place, item in enumerate(value))
+        return tuple(
+            read_plain(arms[0], item, f"{name}[{place}]") for place, item in enumerate(value)
+        )
     is_table = is_dataclass(kind)
     if is_table and isinstance(value, dict):
-        table, hints = current_names(value) if kind is Recipe else value, typing.get_type_hints(kind)
+        table, hints = (
+            current_names(value) if kind is Recipe else value,
+            typing.get_type_hints(kind),
+        )
         if unknown := set(table) - set(hints):
             raise ValueError(f"{name}.{min(unknown)} is not a key; {name} has {', '.join(hints)}")
         if missing := {f.name for f in fields(kind) if f.default is MISSING} - set(table):
             raise ValueError(f"{name}.{min(missing)} is missing")
-        return kind(**{key: read_plain(hints[key], item, f"{name}.{key}") for key, item in table.items()})
+        return kind(
+            **{key: read_plain(hints[key], item, f"{name}.{key}") for key, item in table.items()}
+        )
     accepted = (int, float) if kind is float else kind
-    if value not in arms if arms else not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):
+    if (
+        value not in arms
+        if arms
+        else not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool)
+    ):
         known = f"one of {', '.join(map(repr, arms))}" if arms else kind.__name__
         raise ValueError(f"{name} is {value!r}, expected {'an object' if is_table else known}")
     return float(value) if kind is float else value

@@ -1,7 +1,8 @@
-"""The points of a space as arrays: which recipes they give, which of these are legal, and why the others are not.
+"""The points of a space as arrays: which recipes they give, which of these are legal, and why the
+others are not.
 
-The first dimensions, a recipe's frame, are looked at one combination at a time; all combinations of the others with
-the frames that are left, in chunks of columns.
+The first dimensions, a recipe's frame, are looked at one combination at a time; all combinations of
+the others with the frames that are left, in chunks of columns.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ import numpy as np
 
 from frontrunner.spaces.columns import FIELDS, Codes, Column, Places, RecipeColumns, Rows, smallest
 from frontrunner.spaces.custom import CustomKnob
-from frontrunner.spaces.legality import ENGINE_RULES, IN_FRAME_RULES, Reason, Rules, why_illegal, why_no_frame
+from frontrunner.spaces.legality import (
+    ENGINE_RULES,
+    IN_FRAME_RULES,
+    Reason,
+    Rules,
+    why_illegal,
+    why_no_frame,
+)
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Choice, Dimension, Recipe
 from frontrunner.spaces.sharding import Sharding
@@ -38,7 +46,9 @@ class _Counts:
 
     def add(self, reason: Reason, points: int, at: int) -> None:
         self.refusals[reason.code] = self.refusals.get(reason.code, 0) + points
-        self.first[reason.code] = min(self.first.get(reason.code, (at, reason.text)), (at, reason.text))
+        self.first[reason.code] = min(
+            self.first.get(reason.code, (at, reason.text)), (at, reason.text)
+        )
 
     @property
     def examples(self) -> dict[str, str]:
@@ -46,9 +56,14 @@ class _Counts:
 
 
 def survey_of(
-    problem: Problem, dimensions: Dimensions, parts: Sequence[Dimensions], custom: Mapping[str, CustomKnob]
+    problem: Problem,
+    dimensions: Dimensions,
+    parts: Sequence[Dimensions],
+    custom: Mapping[str, CustomKnob],
 ) -> Survey:
-    """Look at every point of the `parts` of a space with these dimensions, one for each group of nodes."""
+    """Look at every point of the `parts` of a space with these dimensions, one for each group of
+    nodes.
+    """
     surveys = [_survey_of(problem, part, custom) for part in parts]
     if len(surveys) == 1:
         return replace(surveys[0], dimensions=dimensions)
@@ -56,7 +71,10 @@ def survey_of(
     for survey in surveys:
         refusals.update(survey.refusals)
         examples = {**survey.examples, **examples}
-    columns = {name: Column.joined([survey.places.column(name) for survey in surveys]) for name in dimensions}
+    columns = {
+        name: Column.joined([survey.places.column(name) for survey in surveys])
+        for name in dimensions
+    }
     return Survey(
         problem=problem,
         dimensions=dimensions,
@@ -69,7 +87,9 @@ def survey_of(
     )
 
 
-def _survey_of(problem: Problem, dimensions: Dimensions, custom: Mapping[str, CustomKnob]) -> Survey:
+def _survey_of(
+    problem: Problem, dimensions: Dimensions, custom: Mapping[str, CustomKnob]
+) -> Survey:
     framing = sum(name in FRAME for name in dimensions)
     values, counts = tuple(dimensions.values()), _Counts()
     rest = {name: dimensions[name] for name in list(dimensions)[framing:]}
@@ -78,9 +98,14 @@ def _survey_of(problem: Problem, dimensions: Dimensions, custom: Mapping[str, Cu
     frames.look(itertools.product(*values[:framing]), counts)
     walk = _Walk(problem, rest, custom, counts)
     at_once = max(1, POINTS_AT_ONCE // points)
-    found = [walk.legal(frames.kept[start : start + at_once]) for start in range(0, len(frames.kept), at_once)]
+    found = [
+        walk.legal(frames.kept[start : start + at_once])
+        for start in range(0, len(frames.kept), at_once)
+    ]
     recipes = RecipeColumns.joined([columns for columns, _ in found])
-    numbers = np.concatenate([numbers for _, numbers in found]) if found else np.empty(0, dtype=np.intp)
+    numbers = (
+        np.concatenate([numbers for _, numbers in found]) if found else np.empty(0, dtype=np.intp)
+    )
     return Survey(
         problem=problem,
         dimensions=dimensions,
@@ -94,9 +119,13 @@ def _survey_of(problem: Problem, dimensions: Dimensions, custom: Mapping[str, Cu
 
 
 def look_at(survey: Survey, points: Iterable[Mapping[str, Choice]]) -> Survey:
-    """Return the survey with some more points, each a value of every dimension, looked at one by one."""
+    """Return the survey with some more points, each a value of every dimension, looked at one by
+    one.
+    """
     recipes, at = list(survey.recipes), [survey.choices(row) for row in range(len(survey.recipes))]
-    counts = _Counts(dict(survey.refusals), {code: (-1, text) for code, text in survey.examples.items()})
+    counts = _Counts(
+        dict(survey.refusals), {code: (-1, text) for code, text in survey.examples.items()}
+    )
     repeats = survey.repeats
     for number, choice in enumerate(points):
         found = survey.recipe_at(choice)
@@ -120,7 +149,9 @@ def look_at(survey: Survey, points: Iterable[Mapping[str, Choice]]) -> Survey:
 
 @dataclass
 class _Frame:
-    """The first legal choice of the first dimensions that gives a frame: its number, and how many give the same."""
+    """The first legal choice of the first dimensions that gives a frame: its number, and how many
+    give the same.
+    """
 
     recipe: Recipe
     number: int
@@ -145,7 +176,11 @@ class _Frames:
     def look(self, frames: Iterable[Point], counts: _Counts) -> None:
         known: dict[Recipe, _Frame] = {}
         for number, frame in enumerate(frames):
-            found = recipe_at(dict(zip(self._names, (*frame, *self._first), strict=True)), self._problem, self._custom)
+            found = recipe_at(
+                dict(zip(self._names, (*frame, *self._first), strict=True)),
+                self._problem,
+                self._custom,
+            )
             reason = found if isinstance(found, Reason) else why_no_frame(found, self._problem)
             if reason is not None:
                 counts.add(reason, self._points, number * self._points)
@@ -176,11 +211,17 @@ class _Table:
 class _Walk:
     """All points of some frames at a time."""
 
-    def __init__(self, problem: Problem, rest: Dimensions, custom: Mapping[str, CustomKnob], counts: _Counts) -> None:
+    def __init__(
+        self, problem: Problem, rest: Dimensions, custom: Mapping[str, CustomKnob], counts: _Counts
+    ) -> None:
         self._problem, self._rest, self._custom, self._counts = problem, rest, custom, counts
         self._points = math.prod(map(len, rest.values()))
         self._tables = {name: _Table() for name in FIELDS}
-        self._own = [one for one in DIMENSIONS.values() if one.name in rest and one.kind in ("count", "flag", "choice")]
+        self._own = [
+            one
+            for one in DIMENSIONS.values()
+            if one.name in rest and one.kind in ("count", "flag", "choice")
+        ]
         of_rest = {*(one.field for one in self._own), "sharding", "layers_per_stage", "custom"}
         self._of_frame = [name for name in FIELDS if name not in of_rest]
         numbers, after, self._codes = np.arange(self._points), self._points, dict[str, Codes]()
@@ -190,7 +231,9 @@ class _Walk:
         self.repeats = 0
 
     def legal(self, frames: Sequence[_Frame]) -> tuple[RecipeColumns, Rows]:
-        """Return the legal recipes of these frames and the numbers of their points, and count the others."""
+        """Return the legal recipes of these frames and the numbers of their points, and count the
+        others.
+        """
         found = self._recipes(frames)
         of_frame = np.repeat(np.arange(len(frames)), self._points)
         times = np.array([frame.times for frame in frames])[of_frame]
@@ -211,13 +254,18 @@ class _Walk:
         count, recipes = len(frames), [frame.recipe for frame in frames]
         columns: dict[str, Codes] = {}
         for name in self._of_frame:
-            columns[name] = np.repeat(self._tables[name].codes(map(attrgetter(name), recipes)), self._points)
+            columns[name] = np.repeat(
+                self._tables[name].codes(map(attrgetter(name), recipes)), self._points
+            )
         for one in self._own:
             columns[one.field] = self._of_rest(one, recipes).ravel()
         copies = sorted({recipe.copies for recipe in recipes})
         named = np.array(
             [
-                [self._tables["sharding"].code(Sharding.named(str(name), n)) for name in self._rest["sharding"]]
+                [
+                    self._tables["sharding"].code(Sharding.named(str(name), n))
+                    for name in self._rest["sharding"]
+                ]
                 for n in copies
             ]
         )
@@ -228,19 +276,29 @@ class _Walk:
         columns["layers_per_stage"] = np.full(count * self._points, none)
         found = RecipeColumns(self._columns(columns), count * self._points)
         if "balanced" in self._rest["layer_split"]:
-            balanced = np.tile(self._codes["layer_split"], count) == self._rest["layer_split"].index("balanced")
+            balanced = np.tile(self._codes["layer_split"], count) == self._rest[
+                "layer_split"
+            ].index("balanced")
             rows = np.flatnonzero(balanced)
             layers = found.take(rows).each(partial(own_layers, problem=self._problem))
-            columns["layers_per_stage"][rows] = self._tables["layers_per_stage"].codes(layers.tolist())
+            columns["layers_per_stage"][rows] = self._tables["layers_per_stage"].codes(
+                layers.tolist()
+            )
             found = RecipeColumns(self._columns(columns), count * self._points)
         return found
 
     def _columns(self, codes: Mapping[str, Codes]) -> dict[str, Column]:
-        # The values are lists that grow with later frames: codes stay what they are, in a type that will do.
-        return {name: Column(self._tables[name].values, codes[name].astype(np.int32, copy=False)) for name in FIELDS}
+        # The values are lists that grow with later frames: codes stay what they are, in a type that
+        # will do.
+        return {
+            name: Column(self._tables[name].values, codes[name].astype(np.int32, copy=False))
+            for name in FIELDS
+        }
 
     def _of_rest(self, one: Dimension, recipes: Sequence[Recipe]) -> Codes:
-        """Return the codes of a dimension, a line for each frame: the neutral value where it does not matter."""
+        """Return the codes of a dimension, a line for each frame: the neutral value where it does
+        not matter.
+        """
         table = self._tables[one.field]
         values = [one.type(value) for value in self._rest[one.name]]
         codes, neutral = table.codes(values)[self._codes[one.name]], table.code(one.neutral)
@@ -259,9 +317,15 @@ class _Walk:
         for name in names:
             combined = combined * len(self._rest[name]) + self._codes[name]
             size *= len(self._rest[name])
-        listed: Iterator[tuple[Choice, ...]] = itertools.product(*(self._rest[name] for name in names))
+        listed: Iterator[tuple[Choice, ...]] = itertools.product(
+            *(self._rest[name] for name in names)
+        )
         tuples = (
-            tuple(own for name, value in zip(names, values, strict=True) for own in self._custom[name].at(name, value))
+            tuple(
+                own
+                for name, value in zip(names, values, strict=True)
+                for own in self._custom[name].at(name, value)
+            )
             for values in listed
         )
         return self._tables["custom"].codes(tuples)[combined]

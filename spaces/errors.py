@@ -1,4 +1,6 @@
-"""Every error that a person can cause, with its exit code, and how messages show keys and values."""
+"""Every error that a person can cause, with its exit code, and how messages show keys and
+values.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,17 @@ from pathlib import Path
 
 
 class FrontrunnerError(Exception):
-    """What happened, with the numbers; `hint` is the one next step. Control characters in the message are escaped."""
+    """What happened, with the numbers; `hint` is the one next step. Control characters in the
+    message are escaped.
+    """
 
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         # A message may quote a path, or another program, that no terminal should obey.
-        self.message = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in message)
+        self.message = "".join(
+            one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in message
+        )
         super().__init__(self.message)
         self.hint = hint
 
@@ -82,18 +88,31 @@ class JobEnds(FrontrunnerError):
 
 
 def bad_value(key: str, value: object, expected: str, *, hint: str | None = None) -> InvalidInput:
-    """Return the standard error for a value that cannot be used: its key, the value, and what was expected."""
+    """Return the standard error for a value that cannot be used: its key, the value, and what was
+    expected.
+    """
     given = f"{key} is missing" if value is None else f"{key} = {shown(value)}"
     return InvalidInput(f"{given}: expected {expected}", hint=hint)
 
 
-_FP8 = 'FP8 is a choice of recipes: space.fp8 = ["{}"], with problem.precision = "bf16" and tolerance = "quantized"'
+_FP8 = (
+    'FP8 is a choice of recipes: space.fp8 = ["{}"], with problem.precision = "bf16" and tolerance'
+    ' = "quantized"'
+)
 UNSUPPORTED = {
-    "chimera": "torch's pipelines hold a stage on one rank, Chimera on two; `dualpipev` has as short a bubble",
+    "chimera": (
+        "torch's pipelines hold a stage on one rank, Chimera on two; `dualpipev` has as short a"
+        " bubble"
+    ),
     **dict.fromkeys(("fp8", "float8"), _FP8.format("rowwise")),
     "mxfp8": _FP8.format("mxfp8"),
-    **dict.fromkeys(("num_experts", "num_local_experts", "moe"), "a mixture's experts are counted by model.experts"),
-    **dict.fromkeys(("top_k", "num_experts_per_tok"), "a token's experts are counted by model.experts_per_token"),
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts", "moe"),
+        "a mixture's experts are counted by model.experts",
+    ),
+    **dict.fromkeys(
+        ("top_k", "num_experts_per_tok"), "a token's experts are counted by model.experts_per_token"
+    ),
 }
 """Words of the field that name something missing, with what to say about them."""
 
@@ -103,7 +122,9 @@ MOST_LISTED = 40
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """Return a hint: what is missing, else the known word closest to `word`, else the first of all."""
+    """Return a hint: what is missing, else the known word closest to `word`, else the first of
+    all.
+    """
     if word in UNSUPPORTED:
         return UNSUPPORTED[word]
     words = sorted(known)
@@ -121,17 +142,27 @@ def require_at_least(owner: str, minimum: float, **values: float) -> None:
             raise bad_value(f"{owner}.{key}", value, f"at least {minimum}")
 
 
-def require_above_zero(key: str, value: float | None, expected: str, *, most: float = math.inf) -> None:
-    """Raise `InvalidInput` unless `value` is a finite number above 0 and at most `most`, or None."""
+def require_above_zero(
+    key: str, value: float | None, expected: str, *, most: float = math.inf
+) -> None:
+    """Raise `InvalidInput` unless `value` is a finite number above 0 and at most `most`, or
+    None.
+    """
     if value is None or 0 < value <= min(most, sys.float_info.max):
         return
-    raise bad_value(key, value, f"at most {most:,.0f}: is it in another unit?" if value > most else expected)
+    raise bad_value(
+        key, value, f"at most {most:,.0f}: is it in another unit?" if value > most else expected
+    )
 
 
 def require_extra(module: str, extra: str, what: str) -> None:
-    """Raise `InvalidInput` with the command that installs it unless the module of an optional extra is installed."""
+    """Raise `InvalidInput` with the command that installs it unless the module of an optional extra
+    is installed.
+    """
     if find_spec(module) is None:
-        raise InvalidInput(f"{what} needs {module} installed", hint=f"run: {installing(f'frontrunner[{extra}]')}")
+        raise InvalidInput(
+            f"{what} needs {module} installed", hint=f"run: {installing(f'frontrunner[{extra}]')}"
+        )
 
 
 CONSTRAINTS = Path(__file__).parents[3] / "constraints.txt"
@@ -139,11 +170,14 @@ CONSTRAINTS = Path(__file__).parents[3] / "constraints.txt"
 
 
 def installing(what: str) -> str:
-    """Return the command that installs a package in the environment at hand, in a clone in the tested version."""
+    """Return the command that installs a package in the environment at hand, in a clone in the
+    tested version.
+    """
     python, requirement = shlex.quote(sys.executable), shlex.quote(what)
     if holds(CONSTRAINTS.is_file):
         requirement = f"-c {shlex.quote(str(CONSTRAINTS))} {requirement}"
-    # As in the environments that uv makes. `find_spec` would ask setuptools' hook, which warns of distutils on stderr.
+    # As in the environments that uv makes. `find_spec` would ask setuptools' hook, which warns of
+    # distutils on stderr.
     if PathFinder.find_spec("pip") is None:
         return f"uv pip install --python {python} {requirement}"
     return f"{python} -m pip install {requirement}"
@@ -156,7 +190,9 @@ def require_one_of(owner: str, key: str, value: str, known: Iterable[str]) -> No
         hint = did_you_mean(value, words)
         is_repeated = hint is not None and hint.startswith("known: ")
         place = f"{owner}.{key}" if owner else key
-        raise bad_value(place, value, f"one of {', '.join(words)}", hint=None if is_repeated else hint)
+        raise bad_value(
+            place, value, f"one of {', '.join(words)}", hint=None if is_repeated else hint
+        )
 
 
 CAMPAIGN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -167,19 +203,25 @@ FALLBACK_NAME = "campaign"
 def require_campaign_name(key: str, name: str) -> str:
     """Return the name; raise `InvalidInput` naming `key` unless it may be a campaign's."""
     if not CAMPAIGN_NAME.fullmatch(name):
-        raise bad_value(key, name, "1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a-z or 0-9")
+        raise bad_value(
+            key, name, "1 to 64 of a-z, 0-9, '.', '_' and '-', beginning with a-z or 0-9"
+        )
     return name
 
 
 def campaign_name_from(text: str) -> str:
-    """Return the campaign name nearest to any text, such as a file's name: `22B run (2)` gives `22b-run-2`."""
+    """Return the campaign name nearest to any text, such as a file's name: `22B run (2)` gives
+    `22b-run-2`.
+    """
     plain = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")
     return plain[:MOST_NAME_CHARACTERS].rstrip("-._") or FALLBACK_NAME
 
 
 def free_among(taken: Collection[str], wanted: str) -> str:
     """Return `wanted`, or the first of wanted-2, wanted-3, ... that is not `taken`."""
-    numbered = (f"{wanted[:58]}-{number}" for number in itertools.count(2))  # a name has at most 64 characters
+    numbered = (
+        f"{wanted[:58]}-{number}" for number in itertools.count(2)
+    )  # a name has at most 64 characters
     return next(name for name in itertools.chain([wanted], numbered) if name not in taken)
 
 
@@ -194,27 +236,39 @@ def naming(place: object) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise `NotFound` for a missing folder, and `InvalidInput` naming the file if it cannot be written."""
+    """Raise `NotFound` for a missing folder, and `InvalidInput` naming the file if it cannot be
+    written.
+    """
     try:
         yield
     except OSError as error:
         require_folder(path)
-        hint = ("free some space, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else "") + "name another place"
-        raise InvalidInput(f"{path} cannot be written: {error.strerror or error}", hint=hint) from error
+        hint = (
+            "free some space, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        ) + "name another place"
+        raise InvalidInput(
+            f"{path} cannot be written: {error.strerror or error}", hint=hint
+        ) from error
 
 
 def require_folder(path: Path) -> None:
     """Raise `NotFound` unless the folder of a file that is to be written exists."""
     parent = path.absolute().parent
     if not parent.is_dir():
-        raise NotFound(f"there is no folder {parent} to write {path.name} to", hint="create it first")
+        raise NotFound(
+            f"there is no folder {parent} to write {path.name} to", hint="create it first"
+        )
 
 
 def read_bytes(path: Path, what: str, hint: str | None = None, *, most: int) -> bytes:
     """Return the content of a file that messages call `what`; `hint` says where to get one."""
     if not holds(path.is_file):
-        why = "it is a device, a pipe or a socket" if holds(path.exists) else "there is no such file"
-        raise NotFound(f"no {what} at {path}: {'it is a folder' if holds(path.is_dir) else why}", hint=hint)
+        why = (
+            "it is a device, a pipe or a socket" if holds(path.exists) else "there is no such file"
+        )
+        raise NotFound(
+            f"no {what} at {path}: {'it is a folder' if holds(path.is_dir) else why}", hint=hint
+        )
     try:
         with path.open("rb") as file:
             content = file.read(most + 1)
@@ -226,7 +280,9 @@ def read_bytes(path: Path, what: str, hint: str | None = None, *, most: int) -> 
 
 
 def holds(question: Callable[[], bool]) -> bool:
-    """Evaluate a path's `is_file` or `is_dir`; False for an impossible path (too long, with a NUL)."""
+    """Evaluate a path's `is_file` or `is_dir`; False for an impossible path (too long, with a
+    NUL).
+    """
     try:
         return question()
     except (OSError, ValueError):
@@ -238,7 +294,9 @@ BARE_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 def shown(value: object) -> str:
-    """Return a value as TOML writes it: true, "text", [1, 2], {key = 1}; cut after `MOST_CHARACTERS`."""
+    """Return a value as TOML writes it: true, "text", [1, 2], {key = 1}; cut after
+    `MOST_CHARACTERS`.
+    """
     return _cut(_written(value))
 
 
@@ -253,12 +311,18 @@ def _written(value: object) -> str:
     if isinstance(value, str):
         return _quoted(value[:MOST_CHARACTERS])
     if isinstance(value, int) and value.bit_length() > 4 * MOST_CHARACTERS:
-        return f"{value:x}"[:MOST_CHARACTERS]  # decimal digits of very long numbers take quadratic time
+        return f"{value:x}"[
+            :MOST_CHARACTERS
+        ]  # decimal digits of very long numbers take quadratic time
     if isinstance(value, list | tuple):
         return f"[{', '.join(_written(item) for item in value[:MOST_CHARACTERS])}]"
     if isinstance(value, Mapping):
         pairs = list(value.items())[:MOST_CHARACTERS]
-        return "{" + ", ".join(f"{shown_key(str(key))} = {_written(item)}" for key, item in pairs) + "}"
+        return (
+            "{"
+            + ", ".join(f"{shown_key(str(key))} = {_written(item)}" for key, item in pairs)
+            + "}"
+        )
     return str(value)
 
 

@@ -1,7 +1,9 @@
-"""A model from the `config.json` of a published one, read as `transformers` builds it, and a `config.json` of a model.
+"""A model from the `config.json` of a published one, read as `transformers` builds it, and a
+`config.json` of a model.
 
-What trains another function than the trainer's own model is refused by name: another architecture, another activation,
-another scaling of rotary frequencies. Dropout, the dtype and tokens' numbers belong to no model's shape.
+What trains another function than the trainer's own model is refused by name: another architecture,
+another activation, another scaling of rotary frequencies. Dropout, the dtype and tokens' numbers
+belong to no model's shape.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from frontrunner.spaces.model import Model
 
 Table = dict[str, Any]
 
-ACTIVATIONS = {"gelu": "gelu", **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh")}
+ACTIVATIONS = {
+    "gelu": "gelu",
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh"),
+}
 _COMMON = {
     "layers": "num_hidden_layers",
     "hidden": "hidden_size",
@@ -28,7 +33,11 @@ _COMMON = {
     "max_positions": "max_position_embeddings",
     "ffn_hidden": "intermediate_size",
 }
-_GROUPED = _COMMON | {"kv_heads": "num_key_value_heads", "norm_epsilon": "rms_norm_eps", "head_width": "head_dim"}
+_GROUPED = _COMMON | {
+    "kv_heads": "num_key_value_heads",
+    "norm_epsilon": "rms_norm_eps",
+    "head_width": "head_dim",
+}
 _LATENT = _COMMON | {
     "norm_epsilon": "rms_norm_eps",
     "head_width": "qk_nope_head_dim",
@@ -64,8 +73,8 @@ class Architecture:
 
     Of `full_every` layers that many come to one without the sliding window, unless that is stated.
 
-    `names` are its keys by ours, `defaults` what it takes for one that is left out, `model` what is always so, and
-    `only` the one value of a key that is modeled.
+    `names` are its keys by ours, `defaults` what it takes for one that is left out, `model` what is
+    always so, and `only` the one value of a key that is modeled.
     """
 
     names: Mapping[str, str] = field(default_factory=lambda: _GROUPED)
@@ -103,10 +112,19 @@ _GEMMA_SIZES = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
-_GEMMA_ONLY = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "use_bidirectional_attention": False}
+_GEMMA_ONLY = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "attention_bias": False,
+    "use_bidirectional_attention": False,
+}
 _GEMMA = {"norm": "rmsnorm", "activation": "geglu", "post_norms": True, "scaled_embedding": True}
 _GEMMA_DEFAULTS = _GEMMA_SIZES | _GEMMA_ONLY | {"rms_norm_eps": 1e-6, "tie_word_embeddings": True}
-_GPT_OSS_YARN = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
+_GPT_OSS_YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 ARCHITECTURES = {
     "llama": Architecture(
         defaults=_EPSILON | {"attention_bias": False, "mlp_bias": False},
@@ -132,7 +150,8 @@ ARCHITECTURES = {
         only={"hidden_act": "silu", "attention_bias": False},
     ),
     "mixtral": Architecture(
-        names=_GROUPED | {"experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
+        names=_GROUPED
+        | {"experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
         defaults=_EPSILON
         | {
             "rms_norm_eps": 1e-5,
@@ -159,35 +178,83 @@ ARCHITECTURES = {
         | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
         | {"decoder_sparse_step": 1, "mlp_only_layers": []},
         model=_GATED | {"qk_norm": True},
-        only={"hidden_act": "silu", "attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        only={
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        },
     ),
     "deepseek_v2": Architecture(
         names=_LATENT,
         defaults=_EPSILON
-        | {"first_k_dense_replace": 0, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128}
+        | {
+            "first_k_dense_replace": 0,
+            "kv_lora_rank": 512,
+            "q_lora_rank": 1536,
+            "qk_nope_head_dim": 128,
+        }
         | {"qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64, "n_shared_experts": 2}
         | {"moe_intermediate_size": 1407, "intermediate_size": 11008, "routed_scaling_factor": 1.0}
-        | {"topk_method": "greedy", "scoring_func": "softmax", "moe_layer_freq": 1, "norm_topk_prob": False}
-        | {"attention_bias": False, "mlp_bias": False, "vocab_size": 102400, "max_position_embeddings": 2048},
+        | {
+            "topk_method": "greedy",
+            "scoring_func": "softmax",
+            "moe_layer_freq": 1,
+            "norm_topk_prob": False,
+        }
+        | {
+            "attention_bias": False,
+            "mlp_bias": False,
+            "vocab_size": 102400,
+            "max_position_embeddings": 2048,
+        },
         model=_GATED | {"renormalized_experts": False},
-        only={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "scoring_func": "softmax"}
+        only={
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "scoring_func": "softmax",
+        }
         | {"moe_layer_freq": 1, "norm_topk_prob": False, "rms_norm_eps": 1e-6},
     ),
     "deepseek_v3": Architecture(
-        names=_LATENT | {"kv_heads": "num_key_value_heads", "renormalized_experts": "norm_topk_prob"},
+        names=_LATENT
+        | {"kv_heads": "num_key_value_heads", "renormalized_experts": "norm_topk_prob"},
         defaults=_EPSILON
-        | {"first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128}
-        | {"qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1}
+        | {
+            "first_k_dense_replace": 3,
+            "kv_lora_rank": 512,
+            "q_lora_rank": 1536,
+            "qk_nope_head_dim": 128,
+        }
+        | {
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+        }
         | {"moe_intermediate_size": 2048, "intermediate_size": 18432, "routed_scaling_factor": 2.5}
         | {"n_group": 8, "topk_group": 4, "num_experts_per_tok": 8, "norm_topk_prob": True}
-        | {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1, "attention_bias": False}
+        | {
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
+            "moe_layer_freq": 1,
+            "attention_bias": False,
+        }
         | {"num_key_value_heads": 128, "vocab_size": 129280, "max_position_embeddings": 4096},
         model=_GATED | {"router": "sigmoid", "balancing": "bias"},
-        only={"hidden_act": "silu", "attention_bias": False, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+        only={
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+        }
         | {"moe_layer_freq": 1, "rms_norm_eps": 1e-6},
     ),
     "phi3": Architecture(
-        defaults=_EPSILON | {"rms_norm_eps": 1e-5, "sliding_window": None}, model=_GATED, only={"hidden_act": "silu"}
+        defaults=_EPSILON | {"rms_norm_eps": 1e-5, "sliding_window": None},
+        model=_GATED,
+        only={"hidden_act": "silu"},
     ),
     "gpt2": Architecture(
         names=_GPT2,
@@ -201,10 +268,15 @@ ARCHITECTURES = {
             "add_cross_attention": False,
         },
         model={"positions": "learned", "biases": "all"},
-        only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+        only={
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        },
     ),
     "gpt_neox": Architecture(
-        names=_COMMON | {"norm_epsilon": "layer_norm_eps", "parallel_residual": "use_parallel_residual"},
+        names=_COMMON
+        | {"norm_epsilon": "layer_norm_eps", "parallel_residual": "use_parallel_residual"},
         defaults={
             "layer_norm_eps": 1e-5,
             "tie_word_embeddings": False,
@@ -217,14 +289,44 @@ ARCHITECTURES = {
         only={"attention_bias": True},
     ),
     "gpt_oss": Architecture(
-        names=_GROUPED | {"experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
-        defaults={"num_hidden_layers": 36, "hidden_size": 2880, "intermediate_size": 2880, "vocab_size": 201088}
-        | {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128}
-        | {"num_local_experts": 128, "num_experts_per_tok": 4, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+        names=_GROUPED
+        | {"experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
+        defaults={
+            "num_hidden_layers": 36,
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "vocab_size": 201088,
+        }
+        | {
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "sliding_window": 128,
+        }
+        | {
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+        }
         | {"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "attention_bias": True}
-        | {"max_position_embeddings": 131072, "rope_theta": 150_000.0, "rope_scaling": _GPT_OSS_YARN},
-        model={"norm": "rmsnorm", "activation": "swiglu_clamped", "biases": "all", "attention_sinks": True},
-        only={"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "attention_bias": True},
+        | {
+            "max_position_embeddings": 131072,
+            "rope_theta": 150_000.0,
+            "rope_scaling": _GPT_OSS_YARN,
+        },
+        model={
+            "norm": "rmsnorm",
+            "activation": "swiglu_clamped",
+            "biases": "all",
+            "attention_sinks": True,
+        },
+        only={
+            "hidden_act": "silu",
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+            "attention_bias": True,
+        },
         full_every=2,
     ),
     "gemma2": Architecture(
@@ -262,23 +364,42 @@ _WINDOW, _FULL = "sliding_attention", "full_attention"
 _PERIODS = ("sliding_window", "sliding_window_pattern")
 _COUNTS = (*_PERIODS, "max_window_layers")
 MOST, MOST_LAYERS = 2**31 - 1, 100_000
-"""Of any number of a configuration, beyond what any model states; and of layers, which are looked at one by one."""
+"""Of any number of a configuration, beyond what any model states; and of layers, which are looked
+at one by one.
+"""
 _ROTARY_OPTIONS = ("beta_fast", "beta_slow", "attention_factor", "truncate")
 
 
 def model_of_config(config: Mapping[str, Any]) -> Table:
-    """Return the keys of [model] for a configuration; raises `InvalidInput` for one that is not modeled."""
+    """Return the keys of [model] for a configuration; raises `InvalidInput` for one that is not
+    modeled.
+    """
     kind = config.get("model_type")
-    if kind == "gemma3" and isinstance(text := config.get("text_config"), dict):  # without the part for images
-        return model_of_config({"_name_or_path": config.get("_name_or_path"), **text, "model_type": "gemma3_text"})
+    if kind == "gemma3" and isinstance(
+        text := config.get("text_config"), dict
+    ):  # without the part for images
+        return model_of_config(
+            {"_name_or_path": config.get("_name_or_path"), **text, "model_type": "gemma3_text"}
+        )
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise bad_value(
-            "model_type", kind, "an architecture that is modeled", hint=f"known: {', '.join(ARCHITECTURES)}"
+            "model_type",
+            kind,
+            "an architecture that is modeled",
+            hint=f"known: {', '.join(ARCHITECTURES)}",
         )
     architecture = ARCHITECTURES[kind]
-    later_names = {"num_experts": config.get("num_local_experts")}  # as transformers writes it from version 5 on
-    plain = {key: value for key, value in config.items() if key != "rope_scaling" or value is not None}
-    stated = {**architecture.defaults, **{key: value for key, value in later_names.items() if value}, **plain}
+    later_names = {
+        "num_experts": config.get("num_local_experts")
+    }  # as transformers writes it from version 5 on
+    plain = {
+        key: value for key, value in config.items() if key != "rope_scaling" or value is not None
+    }
+    stated = {
+        **architecture.defaults,
+        **{key: value for key, value in later_names.items() if value},
+        **plain,
+    }
     given = {key: value for key, value in stated.items() if value is not None}
     for key, value in architecture.only.items():
         if (False if value is False and given.get(key) is None else given.get(key)) != value:
@@ -287,8 +408,12 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
     found: Table = {"name": config.get("_name_or_path") or kind, **architecture.model}
     found |= {own: given[key] for own, key in architecture.names.items() if key in given}
     for own in NEEDED:
-        if own not in found and architecture.names[own] != "n_inner":  # which is by default 4 * hidden
-            raise InvalidInput(f"no {architecture.names[own]}", hint="take the config.json of the whole model")
+        if (
+            own not in found and architecture.names[own] != "n_inner"
+        ):  # which is by default 4 * hidden
+            raise InvalidInput(
+                f"no {architecture.names[own]}", hint="take the config.json of the whole model"
+            )
     if "activation" not in found:
         key = "activation_function" if kind == "gpt2" else "hidden_act"
         if given.get(key) not in [*ACTIVATIONS]:
@@ -301,9 +426,13 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
 
 
 def _check_values(given: Mapping[str, Any], architecture: Architecture) -> None:
-    """Raise `InvalidInput` for a value of another kind than its key's: the model's field of that key says which."""
+    """Raise `InvalidInput` for a value of another kind than its key's: the model's field of that
+    key says which.
+    """
     of_fields = typing.get_type_hints(Model)
-    kinds = {key: of_fields[own] for own, key in architecture.names.items()} | {"use_sliding_window": bool}
+    kinds = {key: of_fields[own] for own, key in architecture.names.items()} | {
+        "use_sliding_window": bool
+    }
     kinds |= dict.fromkeys(_COUNTS, int)
     needed = [architecture.names[own] for own in NEEDED]
     for key, kind in kinds.items():
@@ -341,14 +470,18 @@ CLASSES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
-"""What a model is written as, the first of them that has its form, with the class of `transformers`."""
+"""What a model is written as, the first of them that has its form, with the class of
+`transformers`.
+"""
 
 
 def config_of_model(model: Model, *, positions: int) -> Table:
-    """Return a configuration of which `model_of_config` makes this model, for sequences of up to `positions` tokens.
+    """Return a configuration of which `model_of_config` makes this model, for sequences of up to
+    `positions` tokens.
 
-    The vocabulary is the tokenizer's, without padding. Biases that an architecture always has are 0 where the model has
-    none. Raises `InvalidInput` for a model of no architecture, with what the nearest one lacks.
+    The vocabulary is the tokenizer's, without padding. Biases that an architecture always has are 0
+    where the model has none. Raises `InvalidInput` for a model of no architecture, with what the
+    nearest one lacks.
     """
     differing: dict[str, list[str]] = {}
     for kind in CLASSES:
@@ -358,7 +491,11 @@ def config_of_model(model: Model, *, positions: int) -> Table:
                 wanted = replace(wanted, biases="all")
             config = _config_as(kind, wanted)
             table = model_of_config(config)
-            read = read_plain(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table, "model")
+            read = read_plain(
+                Model,
+                {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table,
+                "model",
+            )
         except ValueError:  # that architecture has no such value
             continue
         first, second = _function(wanted), _function(read)
@@ -367,7 +504,9 @@ def config_of_model(model: Model, *, positions: int) -> Table:
             return config
     nearest = min(differing, key=lambda kind: len(differing[kind]))
     values = ", ".join(f"model.{key} = {shown(getattr(model, key))}" for key in differing[nearest])
-    raise InvalidInput(f"transformers has no architecture of this model; {nearest} comes nearest, without {values}")
+    raise InvalidInput(
+        f"transformers has no architecture of this model; {nearest} comes nearest, without {values}"
+    )
 
 
 def _function(model: Model) -> dict[str, Any]:
@@ -383,7 +522,9 @@ def _function(model: Model) -> dict[str, Any]:
         }
         if scaling.kind == "yarn":
             derived = {"attention_factor": scaling.magnitude, "score_factor": scaling.score_factor}
-            found["rotary_scaling"] |= {key: getattr(scaling, key) for key in ("beta_fast", "beta_slow", "truncate")}
+            found["rotary_scaling"] |= {
+                key: getattr(scaling, key) for key in ("beta_fast", "beta_slow", "truncate")
+            }
             found["rotary_scaling"] |= {
                 key: round(value, 12) for key, value in derived.items()
             }  # as read, by logarithms
@@ -409,7 +550,9 @@ def _config_as(kind: str, model: Model) -> Table:
     if kind == "deepseek_v2":
         config["topk_method"] = "greedy" if model.router_groups == 1 else "group_limited_greedy"
     config |= _windows_as(architecture, model)
-    return config | ({} if architecture.model.get("positions") == "learned" else _rotary_as(kind, model))
+    return config | (
+        {} if architecture.model.get("positions") == "learned" else _rotary_as(kind, model)
+    )
 
 
 def _windows_as(architecture: Architecture, model: Model) -> Table:
@@ -420,7 +563,9 @@ def _windows_as(architecture: Architecture, model: Model) -> Table:
         found["use_sliding_window"] = model.attention_window is not None
     if architecture.types_layers and (architecture.full_every or found["use_sliding_window"]):
         of_layers = [model.window_of(layer) for layer in range(model.layers)]
-        found["layer_types"] = ["full_attention" if one is None else "sliding_attention" for one in of_layers]
+        found["layer_types"] = [
+            "full_attention" if one is None else "sliding_attention" for one in of_layers
+        ]
     return found
 
 
@@ -429,7 +574,10 @@ def _rotary_as(kind: str, model: Model) -> Table:
         share = (model.rotary_width or model.head_dim) / model.head_dim
         return {"rotary_emb_base": model.rotary_theta, "rotary_pct": share}
     found: Table = {"rope_theta": model.rotary_theta}
-    if model.window_rotary_theta is not None and "rope_local_base_freq" in ARCHITECTURES[kind].defaults:
+    if (
+        model.window_rotary_theta is not None
+        and "rope_local_base_freq" in ARCHITECTURES[kind].defaults
+    ):
         found["rope_local_base_freq"] = model.window_rotary_theta
     scaling = model.rotary_scaling
     if scaling is None:  # where null stands for the architecture's own
@@ -448,7 +596,9 @@ def _rotary_as(kind: str, model: Model) -> Table:
 
 
 def _windows(given: Mapping[str, Any], architecture: Architecture, layers: int) -> Table:
-    """Return which layers have the sliding window. Gemma 3 rotates differently in those that have it."""
+    """Return which layers have the sliding window. Gemma 3 rotates differently in those that have
+    it.
+    """
     types = _layer_types(given, architecture, layers)
     if _WINDOW not in types:
         return {}
@@ -467,16 +617,26 @@ def _windows(given: Mapping[str, Any], architecture: Architecture, layers: int) 
 
 
 def _layer_types(given: Mapping[str, Any], architecture: Architecture, layers: int) -> list[str]:
-    """Return the stated types; else the window in all layers but one of so many, or but Qwen's `max_window_layers`.
+    """Return the stated types; else the window in all layers but one of so many, or but Qwen's
+    `max_window_layers`.
 
-    Empty where nothing is stated and no window is in use. Raises `InvalidInput` for a type that is not modeled.
+    Empty where nothing is stated and no window is in use. Raises `InvalidInput` for a type that is
+    not modeled.
     """
-    has_window = architecture.has_windows and given.get("sliding_window") and given.get("use_sliding_window", True)
+    has_window = (
+        architecture.has_windows
+        and given.get("sliding_window")
+        and given.get("use_sliding_window", True)
+    )
     if has_window and "max_window_layers" in architecture.defaults:
         first = given.get("max_window_layers", architecture.defaults["max_window_layers"])
         built = [_FULL if layer < first else _WINDOW for layer in range(layers)]
     else:
-        built = _every(given.get("sliding_window_pattern", architecture.full_every), layers) if has_window else []
+        built = (
+            _every(given.get("sliding_window_pattern", architecture.full_every), layers)
+            if has_window
+            else []
+        )
     if "layer_types" not in given:
         return built
     types = given["layer_types"]
@@ -494,7 +654,9 @@ def _every(every: int, layers: int) -> list[str]:
 
 
 def _completed(found: Table, given: Mapping[str, Any]) -> Table:
-    """Complete what is read of a model with latent attention: layers without experts, groups of these, score factor."""
+    """Complete what is read of a model with latent attention: layers without experts, groups of
+    these, score factor.
+    """
     if "key_value_rank" not in found:
         return found
     method = given.get("topk_method")
@@ -510,19 +672,32 @@ def _completed(found: Table, given: Mapping[str, Any]) -> Table:
 
 
 def _rotary(given: Mapping[str, Any], head_width: int) -> Table:
-    """Return the rotary positions: `rope_parameters`, or `rope_theta`, `rope_scaling` and a share of earlier files."""
+    """Return the rotary positions: `rope_parameters`, or `rope_theta`, `rope_scaling` and a share
+    of earlier files.
+    """
     key = "rope_parameters" if "rope_parameters" in given else "rope_scaling"
     stated = given.get(key, {})
-    if isinstance(stated, dict) and isinstance(stated.get("full_attention"), dict) and "rope_local_base_freq" in given:
+    if (
+        isinstance(stated, dict)
+        and isinstance(stated.get("full_attention"), dict)
+        and "rope_local_base_freq" in given
+    ):
         stated = stated["full_attention"]
     if not isinstance(stated, dict) or any(isinstance(value, dict) for value in stated.values()):
         raise bad_value(key, str(stated), "one table for all layers")
-    table: Table = {"original_max_position_embeddings": given.get("max_position_embeddings")} | stated
-    share = table.get("partial_rotary_factor", given.get("partial_rotary_factor", given.get("rotary_pct", 1.0)))
+    table: Table = {
+        "original_max_position_embeddings": given.get("max_position_embeddings")
+    } | stated
+    share = table.get(
+        "partial_rotary_factor", given.get("partial_rotary_factor", given.get("rotary_pct", 1.0))
+    )
     theta = given.get("rope_theta", given.get("rotary_emb_base", 10_000.0))
     found: Table = {"rotary_theta": _number("rope_theta", table.get("rope_theta", theta))}
     if share != 1:
-        if given["model_type"] not in ("gpt_neox", "phi3"):  # transformers rotates whole heads of others
+        if given["model_type"] not in (
+            "gpt_neox",
+            "phi3",
+        ):  # transformers rotates whole heads of others
             raise bad_value("partial_rotary_factor", share, "1: no other is modeled")
         if _number("partial_rotary_factor", share) > 1:
             raise bad_value("partial_rotary_factor", share, "a share of at most 1")
@@ -530,7 +705,9 @@ def _rotary(given: Mapping[str, Any], head_width: int) -> Table:
     kind = table.get("rope_type", table.get("type", "default"))
     if kind == "default":
         return found
-    if kind not in [*_ROTARY_SCALING] or given["model_type"] == "phi3":  # of which transformers makes another kind
+    if (
+        kind not in [*_ROTARY_SCALING] or given["model_type"] == "phi3"
+    ):  # of which transformers makes another kind
         known = () if given["model_type"] == "phi3" else _ROTARY_SCALING
         raise bad_value(f"{key}.rope_type", kind, f"one of {', '.join(('default', *known))}")
     return found | {"rotary_scaling": _rotary_scaling(key, kind, table)}
@@ -548,7 +725,14 @@ def _rotary_scaling(key: str, kind: str, table: Table) -> Table:
     scaling = {"kind": kind} | {own: table[theirs] for own, theirs in names.items()}
     if kind == "yarn":
         scaling |= {name: table[name] for name in _ROTARY_OPTIONS if table.get(name) is not None}
-        if table.get("attention_factor") is None and table.get("mscale") and table.get("mscale_all_dim"):
-            by, over = (0.1 * table[name] * math.log(table["factor"]) + 1 for name in ("mscale", "mscale_all_dim"))
+        if (
+            table.get("attention_factor") is None
+            and table.get("mscale")
+            and table.get("mscale_all_dim")
+        ):
+            by, over = (
+                0.1 * table[name] * math.log(table["factor"]) + 1
+                for name in ("mscale", "mscale_all_dim")
+            )
             scaling["attention_factor"] = by / over
     return scaling

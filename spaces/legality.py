@@ -1,9 +1,10 @@
 """Which recipes are legal for a problem, and why the others are not.
 
-A search checks every point of a space, so a refusal is a value; the first rule that refuses gives the reason. Rules of
-one engine were found by running every combination against one process on torch 2.13 and DeepSpeed 0.19.8;
-`tests/system/test_numerics*.py` run the legal ones. Reasons that begin with "wrong" name combinations that run at full
-speed with other weights than one process would have.
+A search checks every point of a space, so a refusal is a value; the first rule that refuses gives
+the reason. Rules of one engine were found by running every combination against one process on torch
+2.13 and DeepSpeed 0.19.8; `tests/system/test_numerics*.py` run the legal ones. Reasons that begin
+with "wrong" name combinations that run at full speed with other weights than one process would
+have.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from frontrunner.spaces.recipe import (
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a recipe is illegal, or a remark on it: a stable code to count by, and the sentence with the numbers."""
+    """Why a recipe is illegal, or a remark on it: a stable code to count by, and the sentence with
+    the numbers.
+    """
 
     code: str
     text: str
@@ -35,8 +38,10 @@ class Reason:
 
 
 FP8_MULTIPLES = {"tensorwise": 16, "rowwise": 16, "mxfp8": 32}
-"""What both sides of a factor in 8 bits divide by: torch's `_scaled_mm` (aten/src/ATen/native/cuda/ScaledBlas.cpp), and
-torchao's casts to blocks (prototype/mx_formats/kernels.py, `mxfp8_quantize_cuda`)."""
+"""What both sides of a factor in 8 bits divide by: torch's `_scaled_mm`
+(aten/src/ATen/native/cuda/ScaledBlas.cpp), and torchao's casts to blocks
+(prototype/mx_formats/kernels.py, `mxfp8_quantize_cuda`).
+"""
 OTHER_NUMBERS = 'trains with other numbers: set problem.tolerance = "quantized" to accept that'
 NO_DISK = "offload nvme needs a folder on each node's own fast disk: set cluster.nvme_path"
 Refusals = Iterator[tuple[str, str]]
@@ -45,15 +50,21 @@ Rules = Callable[[Recipe, Problem], Refusals]
 
 
 def why_illegal(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Return the first reason for which `recipe` cannot solve `problem`, or None where it is legal."""
+    """Return the first reason for which `recipe` cannot solve `problem`, or None where it is
+    legal.
+    """
     return why_no_frame(recipe, problem) or why_illegal_in_frame(recipe, problem)
 
 
 def why_no_frame(recipe: Recipe, problem: Problem) -> Reason | None:
-    """Return the first reason in degrees, devices, schedule and batch alone: one for all points that share these."""
+    """Return the first reason in degrees, devices, schedule and batch alone: one for all points
+    that share these.
+    """
     if problem.cluster.group and recipe.group not in problem.by_group:
         known = ", ".join(problem.by_group)
-        return Reason("group", f"no group {recipe.group!r} in the cluster, whose groups are {known}")
+        return Reason(
+            "group", f"no group {recipe.group!r} in the cluster, whose groups are {known}"
+        )
     return next(itertools.starmap(Reason, _frame(recipe, problem.at(recipe))), None)
 
 
@@ -65,7 +76,9 @@ def why_illegal_in_frame(recipe: Recipe, problem: Problem) -> Reason | None:
 
 
 def _frame(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901, PLR0912 - a list of rules
-    """Equal shares of the model for every rank, a stage for every layer, and the problem's batch."""
+    """Equal shares of the model for every rank, a stage for every layer, and the problem's
+    batch.
+    """
     model, length, schedule = problem.model, problem.sequence_length, recipe.schedule
     tp, pp, cp = recipe.tensor_parallel, recipe.pipeline_parallel, recipe.context_parallel
     chunks = recipe.virtual_stages
@@ -82,15 +95,24 @@ def _frame(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901, PLR0912
         if size % tp:
             yield "tensor-parallel-divides", f"tensor_parallel {tp} does not divide {part} {size}"
     if model.kv_heads % tp and tp % model.kv_heads:
-        yield "kv-heads", f"tensor_parallel {tp} neither divides kv_heads {model.kv_heads} nor is a multiple"
+        yield (
+            "kv-heads",
+            f"tensor_parallel {tp} neither divides kv_heads {model.kv_heads} nor is a multiple",
+        )
     if length % cp:
-        yield "context-parallel-divides", f"context_parallel {cp} does not divide sequence_length {length}"
+        yield (
+            "context-parallel-divides",
+            f"context_parallel {cp} does not divide sequence_length {length}",
+        )
     heads, kv_heads = model.heads // tp, max(1, model.kv_heads // tp)
     code, of_rank = "context-parallel-heads", "heads of a tensor-parallel rank"
     if heads % cp:
         yield code, f"context_parallel {cp} does not divide the {heads} {of_rank}"
     if kv_heads % cp and cp % kv_heads:
-        yield code, f"context_parallel {cp} neither divides the {kv_heads} kv {of_rank} nor is a multiple"
+        yield (
+            code,
+            f"context_parallel {cp} neither divides the {kv_heads} kv {of_rank} nor is a multiple",
+        )
     if recipe.stages > model.layers:
         yield "too-many-stages", f"{recipe.stages} pipeline stages for {model.layers} layers"
     if recipe.layers_per_stage and sum(recipe.layers_per_stage) != model.layers:
@@ -102,12 +124,19 @@ def _frame(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901, PLR0912
     if schedule not in LOOPED_SCHEDULES and chunks != 1:
         yield "virtual-stages", f"schedule {schedule} takes virtual_stages 1, not {chunks}"
     if (batch := recipe.global_batch_seqs) not in problem.global_batch:
-        product = f"{recipe.micro_batch_seqs} x {recipe.accumulation} x {recipe.data_parallel} = {batch}"
-        yield "global-batch", f"micro-batch x accumulation x replicas = {product}, not {problem.global_batch}"
+        product = (
+            f"{recipe.micro_batch_seqs} x {recipe.accumulation} x {recipe.data_parallel} = {batch}"
+        )
+        yield (
+            "global-batch",
+            f"micro-batch x accumulation x replicas = {product}, not {problem.global_batch}",
+        )
 
 
 def _shares(recipe: Recipe, problem: Problem) -> Refusals:
-    """Sequence parallelism divides the positions of a context rank, sharding the copies of the model."""
+    """Sequence parallelism divides the positions of a context rank, sharding the copies of the
+    model.
+    """
     tp, held = recipe.tensor_parallel, problem.sequence_length // recipe.context_parallel
     if recipe.sequence_parallel and tp == 1:
         yield "sequence-parallel-alone", "sequence_parallel needs tensor_parallel > 1"
@@ -116,9 +145,14 @@ def _shares(recipe: Recipe, problem: Problem) -> Refusals:
         share = f"sequence_length {held}" if is_whole else f"the {held} positions of a context rank"
         yield "sequence-parallel-divides", f"tensor_parallel {tp} does not divide {share}"
     degrees = recipe.sharding.degrees
-    if any(small < 1 or large % small for small, large in itertools.pairwise((*degrees, recipe.copies))):
+    if any(
+        small < 1 or large % small for small, large in itertools.pairwise((*degrees, recipe.copies))
+    ):
         copies = recipe.copies_in_words()
-        yield "sharding-divides", f"sharding degrees {degrees} do not divide one another and {copies}"
+        yield (
+            "sharding-divides",
+            f"sharding degrees {degrees} do not divide one another and {copies}",
+        )
 
 
 def _experts(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a list of rules
@@ -127,7 +161,10 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a li
     etp, sharing = recipe.expert_tensor_parallel, recipe.expert_ranks
     experts = model.experts
     if model.key_value_rank is not None and recipe.engine != "torch":
-        yield "latent-engine", f"the {recipe.engine} engine trains no latent attention; use engine torch"
+        yield (
+            "latent-engine",
+            f"the {recipe.engine} engine trains no latent attention; use engine torch",
+        )
     if not experts:
         if sharing > 1:
             key, degree = ("expert_parallel", e) if e > 1 else ("expert_tensor_parallel", etp)
@@ -135,15 +172,25 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a li
         return
     ranks = tp * recipe.copies
     if recipe.engine != "torch":
-        yield "experts-engine", f"the {recipe.engine} engine trains no mixture of experts; use engine torch"
+        yield (
+            "experts-engine",
+            f"the {recipe.engine} engine trains no mixture of experts; use engine torch",
+        )
     if experts % e:
         text = f"expert_parallel {e} does not divide the {experts} experts"
         yield "experts-divide", f"{text}; {_next_lower(e, experts)} does"
     if model.ffn_hidden % etp:
-        text = f"expert_tensor_parallel {etp} does not divide ffn_hidden {model.ffn_hidden} of an expert"
+        text = (
+            f"expert_tensor_parallel {etp} does not divide ffn_hidden {model.ffn_hidden} of an"
+            " expert"
+        )
         yield "experts-width", f"{text}; {_next_lower(etp, model.ffn_hidden)} does"
     if ranks % sharing:
-        degrees = f"expert_parallel {e}" if etp == 1 else f"expert_parallel {e} x expert_tensor_parallel {etp}"
+        degrees = (
+            f"expert_parallel {e}"
+            if etp == 1
+            else f"expert_parallel {e} x expert_tensor_parallel {etp}"
+        )
         text = f"{degrees} does not divide the {ranks} ranks of a pipeline stage"
         if ranks % etp == 0:
             text = f"{text}; expert_parallel {_next_lower(e, experts, ranks // etp)} does"
@@ -152,10 +199,16 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a li
         needed = "sequence_parallel, and expert_parallel or expert_tensor_parallel > 1"
         yield "experts-tensor", f"with experts, tensor_parallel {tp} needs {needed}"
     if model.balancing == "loss" and recipe.feed_forward_tiles > 1:
-        text = f"in {recipe.feed_forward_tiles} feed_forward_tiles a loss that balances a sequence sees parts of it"
+        text = (
+            f"in {recipe.feed_forward_tiles} feed_forward_tiles a loss that balances a sequence"
+            " sees parts of it"
+        )
         yield "experts-tiles", f"{text}; use 1, or model.balancing bias"
     if recipe.compile and recipe.recompute != "none":
-        text = "a layer with experts is compiled in part, and torch recomputes no compiled part; use recompute none"
+        text = (
+            "a layer with experts is compiled in part, and torch recomputes no compiled part; use"
+            " recompute none"
+        )
         yield "experts-compile", text
 
 
@@ -172,12 +225,21 @@ def _spread_experts(recipe: Recipe, problem: Problem) -> Refusals:
         return
     key = "expert_parallel" if recipe.expert_parallel > 1 else "expert_tensor_parallel"
     if problem.model.biases == "all" and recipe.expert_tensor_parallel > 1:
-        text = "each rank of expert_tensor_parallel would add an expert's last bias to what all of them sum up"
+        text = (
+            "each rank of expert_tensor_parallel would add an expert's last bias to what all of"
+            " them sum up"
+        )
         yield "experts-biases", f"{text}; use expert_parallel"
     if recipe.replication == "ddp":
-        yield "experts-ddp", "DistributedDataParallel averages all gradients over all replicas; use replicate"
+        yield (
+            "experts-ddp",
+            "DistributedDataParallel averages all gradients over all replicas; use replicate",
+        )
     if (p, g, o) not in itertools.product((1, recipe.copies), repeat=3):
-        yield "experts-sharding", f"{key} takes none and zero-1 to zero-3, not {recipe.sharding_name}"
+        yield (
+            "experts-sharding",
+            f"{key} takes none and zero-1 to zero-3, not {recipe.sharding_name}",
+        )
     if recipe.offload != "none":
         yield "experts-offload", f"{key} does not go together with offload"
 
@@ -188,17 +250,28 @@ def _tied(recipe: Recipe, problem: Problem) -> Refusals:
 
 
 def _torch_replicas(recipe: Recipe, _: Problem) -> Refusals:
-    """DistributedDataParallel is right only by itself; sharding differs by kind only where states are over all."""
+    """DistributedDataParallel is right only by itself; sharding differs by kind only where states
+    are over all.
+    """
     if recipe.replication == "ddp":
         if recipe.copies == 1:
             yield "ddp-alone", "replication ddp needs data_parallel > 1 or context_parallel > 1"
         if recipe.sharding.degrees != (1, 1, 1):
-            yield "ddp-sharding", f"replication ddp keeps whole replicas; sharding is {recipe.sharding_name}"
+            yield (
+                "ddp-sharding",
+                f"replication ddp keeps whole replicas; sharding is {recipe.sharding_name}",
+            )
         if recipe.pipeline_parallel > 1:
             by = f"the {recipe.accumulation} micro-batches; use replication replicate"
-            yield "ddp-pipeline", f"wrong gradients: DistributedDataParallel under pipelining scales them by {by}"
+            yield (
+                "ddp-pipeline",
+                f"wrong gradients: DistributedDataParallel under pipelining scales them by {by}",
+            )
         if recipe.tensor_parallel > 1:
-            yield "ddp-tensor", "DistributedDataParallel cannot broadcast tensor-parallel parameters"
+            yield (
+                "ddp-tensor",
+                "DistributedDataParallel cannot broadcast tensor-parallel parameters",
+            )
     p, g, o = recipe.sharding.degrees
     if o != recipe.copies and not p == g == o:
         what = f"no sharding over {p}, {g} and {o} of {recipe.copies_in_words()}"
@@ -207,22 +280,44 @@ def _torch_replicas(recipe: Recipe, _: Problem) -> Refusals:
 
 
 def _torch_pipeline(recipe: Recipe, _: Problem) -> Refusals:
-    """Enough micro-batches in equal rounds; a split backward pass finds its weights by identity, whole."""
-    name, ranks, stages, batches = recipe.schedule, recipe.pipeline_parallel, recipe.stages, recipe.accumulation
+    """Enough micro-batches in equal rounds; a split backward pass finds its weights by identity,
+    whole.
+    """
+    name, ranks, stages, batches = (
+        recipe.schedule,
+        recipe.pipeline_parallel,
+        recipe.stages,
+        recipe.accumulation,
+    )
     if name in SPLIT_BACKWARD_SCHEDULES:
         if recipe.sharding.parameters > 1:
-            text = "with parameters resharded after the forward pass the weight half is computed against other tensors"
-            yield "split-backward-resharding", f"wrong gradients: {name} splits the backward pass, and {text}"
+            text = (
+                "with parameters resharded after the forward pass the weight half is computed"
+                " against other tensors"
+            )
+            yield (
+                "split-backward-resharding",
+                f"wrong gradients: {name} splits the backward pass, and {text}",
+            )
         if recipe.sharding.gradients > 1:
-            text = f"{name} finishes weight gradients out of order: they cannot be sharded at each micro-batch"
+            text = (
+                f"{name} finishes weight gradients out of order: they cannot be sharded at each"
+                " micro-batch"
+            )
             yield "split-backward-gradients", text
         if recipe.recompute == "selective":
-            yield "split-backward-selective", f"selective recompute keeps tensors for one backward pass; {name} has two"
+            yield (
+                "split-backward-selective",
+                f"selective recompute keeps tensors for one backward pass; {name} has two",
+            )
     if name in V_SHAPED_SCHEDULES and recipe.virtual_stages != 2:
         yield "virtual-stages", f"{name} takes virtual_stages 2, not {recipe.virtual_stages}"
     needed = stages if name == "dualpipev" else ranks
     if name not in ("none", "gpipe") and batches < needed:
-        yield "micro-batches", f"{batches} micro-batches; {name} over {stages} stages needs {needed}"
+        yield (
+            "micro-batches",
+            f"{batches} micro-batches; {name} over {stages} stages needs {needed}",
+        )
     rounds = max(1, batches // ranks)
     if name in INTERLEAVED_SCHEDULES and batches % rounds:  # raises when torch builds the schedule
         how = f"runs {batches} micro-batches in {rounds} rounds, which does not divide them"
@@ -230,11 +325,16 @@ def _torch_pipeline(recipe: Recipe, _: Problem) -> Refusals:
 
 
 def _quantized(recipe: Recipe, problem: Problem) -> Refusals:
-    """ZeRO++'s int8 gathers and int4 reductions: of ZeRO-3, by kernels for GPUs, with other numbers than one process.
+    """ZeRO++'s int8 gathers and int4 reductions: of ZeRO-3, by kernels for GPUs, with other numbers
+    than one process.
 
-    The two hops of qgZ are DeepSpeed's: a node's devices, then those of equal place in all nodes, over all ranks.
+    The two hops of qgZ are DeepSpeed's: a node's devices, then those of equal place in all nodes,
+    over all ranks.
     """
-    names = {"quantized_weights": recipe.quantized_weights, "quantized_gradients": recipe.quantized_gradients}
+    names = {
+        "quantized_weights": recipe.quantized_weights,
+        "quantized_gradients": recipe.quantized_gradients,
+    }
     if not (chosen := [name for name, is_chosen in names.items() if is_chosen]):
         return
     what, n, per_node = " and ".join(chosen), recipe.data_parallel, problem.cluster.devices_per_node
@@ -243,15 +343,24 @@ def _quantized(recipe: Recipe, problem: Problem) -> Refusals:
     if problem.tolerance != "quantized":
         yield "quantized-tolerance", f"{what} {OTHER_NUMBERS}"
     if problem.cluster.backend not in ("cuda", "rocm"):
-        text = f"{what} runs in DeepSpeed's CUDA and HIP kernels, which {problem.cluster.backend} devices do not have"
+        text = (
+            f"{what} runs in DeepSpeed's CUDA and HIP kernels, which {problem.cluster.backend}"
+            " devices do not have"
+        )
         yield "quantized-backend", text
     if n == 1 or recipe.sharding.parameters < n:
-        yield "quantized-sharding", f"{what} is a part of ZeRO-3; sharding is {recipe.sharding_name}"
+        yield (
+            "quantized-sharding",
+            f"{what} is a part of ZeRO-3; sharding is {recipe.sharding_name}",
+        )
     if recipe.quantized_gradients and recipe.tensor_parallel > 1:
         text = "qgZ sums over all ranks, which under tensor parallelism hold different shares"
         yield "quantized-tensor", f"wrong gradients: {text}"
     if recipe.quantized_gradients and (recipe.devices % per_node or recipe.devices == per_node):
-        text = f"quantized_gradients needs several whole nodes of {per_node} devices, not {recipe.devices} devices"
+        text = (
+            f"quantized_gradients needs several whole nodes of {per_node} devices, not"
+            f" {recipe.devices} devices"
+        )
         yield "quantized-nodes", text
 
 
@@ -263,33 +372,60 @@ def _fp8(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a list o
     if recipe.engine != "torch":
         yield "fp8-engine", f"only the torch engine has {what}; use fp8 none"
     if problem.precision != "bf16":
-        text = f"{what} goes with what else is in bf16: problem.precision is {problem.precision}; use fp8 none"
+        text = (
+            f"{what} goes with what else is in bf16: problem.precision is {problem.precision}; use"
+            " fp8 none"
+        )
         yield "fp8-precision", text
     if problem.tolerance != "quantized":
         yield "fp8-tolerance", f"{what} {OTHER_NUMBERS}"
     if cluster.backend not in ("cuda", "rocm"):
-        yield "fp8-backend", f"{what} needs products in 8 bits, which {cluster.backend} devices do not have; use none"
+        yield (
+            "fp8-backend",
+            (
+                f"{what} needs products in 8 bits, which {cluster.backend} devices do not have; use"
+                " none"
+            ),
+        )
     elif cluster.peak_flops("fp8") is None and cluster.matmul_flops("fp8") is None:
-        text = f"{what} needs products in 8 bits: {cluster.device} states no cluster.peak_tflops.fp8; use fp8 none"
+        text = (
+            f"{what} needs products in 8 bits: {cluster.device} states no cluster.peak_tflops.fp8;"
+            " use fp8 none"
+        )
         yield "fp8-device", text
     elif recipe.fp8 == "mxfp8" and not cluster.mxfp8:
-        text = f"{what} needs products with a factor for each 32 values: {cluster.device} states no cluster.mxfp8"
+        text = (
+            f"{what} needs products with a factor for each 32 values: {cluster.device} states no"
+            " cluster.mxfp8"
+        )
         yield "fp8-device", f"{text}; use tensorwise, rowwise or none"
     elif recipe.fp8 == "mxfp8" and cluster.backend != "cuda":
-        text = f"torchao casts for {what} by a CUDA kernel; on {cluster.backend} use tensorwise or rowwise"
+        text = (
+            f"torchao casts for {what} by a CUDA kernel; on {cluster.backend} use tensorwise or"
+            " rowwise"
+        )
         yield "fp8-backend", text
     yield from _fp8_sizes(recipe, problem)
     if recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
-        text = f"{recipe.schedule} splits the backward pass, and torchao computes both gradients of a product at once"
+        text = (
+            f"{recipe.schedule} splits the backward pass, and torchao computes both gradients of a"
+            " product at once"
+        )
         yield "fp8-split-backward", text
     if recipe.async_tensor_parallel:
         yield "fp8-async", "async_tensor_parallel overlaps products in bf16; choose one of both"
 
 
 def _fp8_sizes(recipe: Recipe, problem: Problem) -> Refusals:
-    """What torchao multiplies divides evenly; those of the gradients of weights add over a rank's tokens."""
+    """What torchao multiplies divides evenly; those of the gradients of weights add over a rank's
+    tokens.
+    """
     model, tp, multiple = problem.model, recipe.tensor_parallel, FP8_MULTIPLES[recipe.fp8]
-    tokens = recipe.micro_batch_seqs * (problem.sequence_length // recipe.context_parallel) // recipe.feed_forward_tiles
+    tokens = (
+        recipe.micro_batch_seqs
+        * (problem.sequence_length // recipe.context_parallel)
+        // recipe.feed_forward_tiles
+    )
     kv = model.head_dim * max(1, model.kv_heads // tp)
     sizes = {"hidden": model.hidden, "width of queries": model.q_hidden // tp, "width of keys": kv}
     if not model.experts:
@@ -304,48 +440,90 @@ def _fp8_sizes(recipe: Recipe, problem: Problem) -> Refusals:
             "query_rank": model.query_rank or 0,
             "rotary_width": model.rotary_width,
         }
-    if uneven := [f"{name} {size}" for name, size in (sizes | {"tokens": tokens}).items() if size % multiple]:
-        text = f"fp8 {recipe.fp8} multiplies matrices of multiples of {multiple}; a rank has {', '.join(uneven)}"
+    if uneven := [
+        f"{name} {size}" for name, size in (sizes | {"tokens": tokens}).items() if size % multiple
+    ]:
+        text = (
+            f"fp8 {recipe.fp8} multiplies matrices of multiples of {multiple}; a rank has"
+            f" {', '.join(uneven)}"
+        )
         yield "fp8-divides", text
 
 
 def _torch_layers(recipe: Recipe, problem: Problem) -> Refusals:
-    """A compiled layer is one piece, which nothing looks into; a rank's positions make equal pieces."""
+    """A compiled layer is one piece, which nothing looks into; a rank's positions make equal
+    pieces.
+    """
     is_selective = recipe.recompute == "selective"
     if recipe.replication == "ddp" and problem.precision != "fp32":
-        yield "ddp-precision", f"replication ddp casts no parameters to {problem.precision}; use replicate"
+        yield (
+            "ddp-precision",
+            f"replication ddp casts no parameters to {problem.precision}; use replicate",
+        )
     if recipe.secondary_partition > 1:
-        yield "torch-secondary", "the torch engine has no secondary partition; use hybrid-K or engine deepspeed"
+        yield (
+            "torch-secondary",
+            "the torch engine has no secondary partition; use hybrid-K or engine deepspeed",
+        )
     if recipe.compile and recipe.recompute == "full" and recipe.tensor_parallel > 1:
-        text = "torch 2.13 raises where a compiled tensor-parallel layer is to be recomputed: use recompute none"
+        text = (
+            "torch 2.13 raises where a compiled tensor-parallel layer is to be recomputed: use"
+            " recompute none"
+        )
         yield "compile-recompute-tensor", text
     needed = {"compile": recipe.compile, "sequence_parallel": recipe.sequence_parallel}
     needed["a cuda device"] = problem.cluster.backend == "cuda"
     if recipe.async_tensor_parallel and not all(needed.values()):
-        text = f"async_tensor_parallel needs {', '.join(name for name, is_there in needed.items() if not is_there)}"
+        text = (
+            "async_tensor_parallel needs"
+            f" {', '.join(name for name, is_there in needed.items() if not is_there)}"
+        )
         yield "async-tensor-parallel", text
     if recipe.compile and recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
-        text = f"{recipe.schedule} splits the backward pass, and a compiled layer's backward is one piece"
+        text = (
+            f"{recipe.schedule} splits the backward pass, and a compiled layer's backward is one"
+            " piece"
+        )
         yield "compile-split-backward", text
     shards = recipe.tensor_parallel if recipe.sequence_parallel else 1
     held = problem.sequence_length // (recipe.context_parallel * shards)
-    for name, count in (("loss_chunks", recipe.loss_chunks), ("feed_forward_tiles", recipe.feed_forward_tiles)):
+    for name, count in (
+        ("loss_chunks", recipe.loss_chunks),
+        ("feed_forward_tiles", recipe.feed_forward_tiles),
+    ):
         if held % count:
-            yield "pieces-divide", f"{name} {count} does not divide the {held} positions that a rank holds"
+            yield (
+                "pieces-divide",
+                f"{name} {count} does not divide the {held} positions that a rank holds",
+            )
     if recipe.feed_forward_tiles > 1 and is_selective:
-        yield "tiles-selective", "selective recompute keeps the matrix products' outputs that feed_forward_tiles frees"
+        yield (
+            "tiles-selective",
+            "selective recompute keeps the matrix products' outputs that feed_forward_tiles frees",
+        )
 
 
 def _torch_memory(recipe: Recipe, problem: Problem) -> Refusals:
-    """Offload needs another memory and a time without the data; gradients are reduced early only if they could wait."""
+    """Offload needs another memory and a time without the data; gradients are reduced early only if
+    they could wait.
+    """
     p, g, o = recipe.sharding.degrees
     if recipe.offload not in ("none", "optimizer+parameters"):
-        yield "torch-offload", f"the torch engine offloads optimizer+parameters or none, not {recipe.offload}"
+        yield (
+            "torch-offload",
+            f"the torch engine offloads optimizer+parameters or none, not {recipe.offload}",
+        )
     if (recipe.activation_offload or recipe.offload != "none") and problem.cluster.backend == "cpu":
-        yield "offload-cpu", "a cpu device computes in the host's memory: there is no other to offload to"
+        yield (
+            "offload-cpu",
+            "a cpu device computes in the host's memory: there is no other to offload to",
+        )
     if recipe.offload != "none" and (p == 1 or p < o) and recipe.copies > 1:
         why = f"offload {recipe.offload} brings parameters to the device for each use"
-        yield "offload-sharding", f"{why}: it needs zero-3 or hybrid sharding, not {recipe.sharding_name}"
+        yield (
+            "offload-sharding",
+            f"{why}: it needs zero-3 or hybrid sharding, not {recipe.sharding_name}",
+        )
     if recipe.gradient_sync == "last":
         return
     code = "gradient-sync-sharding"
@@ -353,20 +531,31 @@ def _torch_memory(recipe: Recipe, problem: Problem) -> Refusals:
         text = f"{recipe.schedule} finishes weight gradients out of order: reduce at the last"
         yield "gradient-sync-split-backward", text
     elif 1 < g < o:
-        yield code, f"{recipe.sharding_name} holds gradients over {g} replicas until the last micro-batch: choose last"
+        yield (
+            code,
+            (
+                f"{recipe.sharding_name} holds gradients over {g} replicas until the last"
+                " micro-batch: choose last"
+            ),
+        )
     elif o > 1 and not p == o < recipe.copies:
         same = "runs as zero-2" if g == 1 else "is what it does at any rate"
         yield code, f"{recipe.sharding_name} with gradient_sync each {same}: choose last"
 
 
 def _deepspeed_parallel(recipe: Recipe, _: Problem) -> Refusals:
-    """DeepSpeed has ZeRO 0 to 3 over all replicas (it removed MiCS, hybrid sharding), and 1F1B over whole gradients."""
+    """DeepSpeed has ZeRO 0 to 3 over all replicas (it removed MiCS, hybrid sharding), and 1F1B over
+    whole gradients.
+    """
     engine = "the deepspeed engine"
     n, (p, g, o) = recipe.data_parallel, recipe.sharding.degrees
     if recipe.context_parallel > 1:
         yield "deepspeed-context", f"{engine} has no context parallelism; use engine torch"
     if recipe.replication != "replicate":
-        yield "deepspeed-replication", f"{engine} keeps replicas itself, not by {recipe.replication}"
+        yield (
+            "deepspeed-replication",
+            f"{engine} keeps replicas itself, not by {recipe.replication}",
+        )
     if recipe.rank_order != "tp-dp-pp":
         yield "deepspeed-rank-order", f"{engine} numbers ranks as tp-dp-pp, not {recipe.rank_order}"
     if (p, g, o) not in {(1, 1, 1), (1, 1, n), (1, n, n), (n, n, n)}:
@@ -376,13 +565,21 @@ def _deepspeed_parallel(recipe: Recipe, _: Problem) -> Refusals:
     if recipe.pipeline_parallel > 1 and recipe.schedule != "1f1b":
         yield "deepspeed-schedule", f"DeepSpeed's pipeline runs 1f1b only, not {recipe.schedule}"
     if recipe.pipeline_parallel > 1 and g > 1:
-        text = f"DeepSpeed's pipeline takes ZeRO 0 and 1, not {recipe.sharding_name}: it keeps whole gradients"
+        text = (
+            f"DeepSpeed's pipeline takes ZeRO 0 and 1, not {recipe.sharding_name}: it keeps whole"
+            " gradients"
+        )
         yield "deepspeed-pipeline-sharding", text
 
 
 def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901, PLR0912 - a list of rules
     """Shares are whole heads; offload, hpZ and sums of bf16 gradients in fp32 are parts of ZeRO."""
-    tp, n, k, offload = recipe.tensor_parallel, recipe.data_parallel, recipe.secondary_partition, recipe.offload
+    tp, n, k, offload = (
+        recipe.tensor_parallel,
+        recipe.data_parallel,
+        recipe.secondary_partition,
+        recipe.offload,
+    )
     kv_heads, engine = problem.model.kv_heads, "the deepspeed engine"
     is_whole = n > 1 and recipe.sharding.optimizer == 1
     if recipe.sequence_parallel:
@@ -390,17 +587,32 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C
     if kv_heads % tp:
         yield "deepspeed-kv-heads", f"{engine} cannot cut {kv_heads} kv heads over {tp} ranks"
     if tp > 1 and problem.model.attention_sinks:
-        yield "deepspeed-sinks", f"{engine} does not split attention_sinks over the ranks that split the heads"
+        yield (
+            "deepspeed-sinks",
+            f"{engine} does not split attention_sinks over the ranks that split the heads",
+        )
     if tp > 1 and problem.model.qk_norm:
-        text = f"{engine} does not sum the gradients of qk_norm over its ranks, each of which has other heads"
+        text = (
+            f"{engine} does not sum the gradients of qk_norm over its ranks, each of which has"
+            " other heads"
+        )
         yield "deepspeed-qk-norm", f"wrong gradients: {text}"
     if tp > 1 and recipe.pipeline_parallel == 1 and recipe.recompute == "selective":
-        kept = "the very tensors that selective recompute keeps, and sums them again; use recompute full or none"
-        yield "deepspeed-selective-tensor", f"wrong gradients: AutoTP sums over its ranks into {kept}"
+        kept = (
+            "the very tensors that selective recompute keeps, and sums them again; use recompute"
+            " full or none"
+        )
+        yield (
+            "deepspeed-selective-tensor",
+            f"wrong gradients: AutoTP sums over its ranks into {kept}",
+        )
     if offload == "nvme" and problem.cluster.nvme_path is None:
         yield "offload-nvme", NO_DISK
     if offload != "none" and is_whole:
-        yield "offload-sharding", f"offload is a part of ZeRO 1 to 3; sharding is {recipe.sharding_name}"
+        yield (
+            "offload-sharding",
+            f"offload is a part of ZeRO 1 to 3; sharding is {recipe.sharding_name}",
+        )
     if offload in ("optimizer+parameters", "nvme"):
         by = "parameters are offloaded by ZeRO-3"  # which gathers each for its use
         if recipe.pipeline_parallel > 1:
@@ -409,18 +621,35 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C
             yield "offload-parameters", f"{by}; sharding is {recipe.sharding_name}"
     if k > 1:
         if recipe.sharding.parameters < n or n == 1:
-            yield "secondary-sharding", f"secondary_partition is a part of ZeRO-3; sharding is {recipe.sharding_name}"
+            yield (
+                "secondary-sharding",
+                f"secondary_partition is a part of ZeRO-3; sharding is {recipe.sharding_name}",
+            )
         if offload == "nvme":
-            yield "secondary-nvme", "DeepSpeed puts hpZ's second copy where the parameters are, and cannot on a disk"
+            yield (
+                "secondary-nvme",
+                "DeepSpeed puts hpZ's second copy where the parameters are, and cannot on a disk",
+            )
         if n % k or k == n:
-            yield "secondary-divides", f"secondary_partition {k} does not cut {n} replicas into groups"
+            yield (
+                "secondary-divides",
+                f"secondary_partition {k} does not cut {n} replicas into groups",
+            )
         if tp > 1:
-            text = "hpZ groups neighboring ranks, which under tensor parallelism hold different shares"
+            text = (
+                "hpZ groups neighboring ranks, which under tensor parallelism hold different shares"
+            )
             yield "secondary-tensor", f"wrong parameters: {text}"
     if problem.precision == "fp16":
-        yield "precision-fp16", f"{engine} does not report skipped steps yet, as fp16 needs; use bf16"
+        yield (
+            "precision-fp16",
+            f"{engine} does not report skipped steps yet, as fp16 needs; use bf16",
+        )
     if problem.precision == "bf16" and is_whole:
-        yield "deepspeed-bf16", "DeepSpeed sums bf16 gradients in fp32 only under ZeRO 1 to 3; sharding is none"
+        yield (
+            "deepspeed-bf16",
+            "DeepSpeed sums bf16 gradients in fp32 only under ZeRO 1 to 3; sharding is none",
+        )
     levers = [lever for lever in recipe.words("lever") if not lever.startswith("offload=")]
     if levers:
         yield "levers-engine", f"only the torch engine has {', '.join(levers)}"
@@ -429,7 +658,15 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C
 IN_FRAME_RULES: tuple[Rules, ...] = (_shares, _experts, _spread_experts)
 """Of all engines, behind those of the frame and before the engine's own."""
 ENGINE_RULES: dict[str, tuple[Rules, ...]] = {
-    "torch": (_torch_replicas, _torch_pipeline, _tied, _torch_layers, _torch_memory, _quantized, _fp8),
+    "torch": (
+        _torch_replicas,
+        _torch_pipeline,
+        _tied,
+        _torch_layers,
+        _torch_memory,
+        _quantized,
+        _fp8,
+    ),
     "deepspeed": (_deepspeed_parallel, _tied, _deepspeed_options, _quantized, _fp8),
 }
 
@@ -437,7 +674,11 @@ ENGINE_RULES: dict[str, tuple[Rules, ...]] = {
 def marks(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
     """Yield what a reader should know about a legal recipe: unusual, allowed, and often slow."""
     problem = problem.at(recipe)
-    model, devices, per_node = problem.model, problem.cluster.devices, problem.cluster.devices_per_node
+    model, devices, per_node = (
+        problem.model,
+        problem.cluster.devices,
+        problem.cluster.devices_per_node,
+    )
     tp, cp, stages = recipe.tensor_parallel, recipe.context_parallel, recipe.stages
     apart, span = recipe.rank_strides["tp"], recipe.rank_strides["dp"]
     crosses = f"crosses nodes of {per_node} devices"
@@ -449,11 +690,14 @@ def marks(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
         yield Reason("cp-beyond-node", f"{spread} context_parallel {cp} {crosses}")
     if tp > model.kv_heads:
         copies = tp // model.kv_heads
-        yield Reason("kv-replicated", f"each of {model.kv_heads} kv heads is held by {copies} ranks")
+        yield Reason(
+            "kv-replicated", f"each of {model.kv_heads} kv heads is held by {copies} ranks"
+        )
     runs_again = recipe.recompute == "full" or recipe.feed_forward_tiles > 1
     if runs_again and recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
         text = (
-            f"{recipe.schedule} splits the backward pass, for which torch computes the same layers again several times"
+            f"{recipe.schedule} splits the backward pass, for which torch computes the same layers"
+            " again several times"
         )
         yield Reason("split-backward-recompute", text)
     if not recipe.layers_per_stage and (more := model.layers % stages):

@@ -19,7 +19,9 @@ CATALOGUES = ("models", "clusters", "devices")
 @cache
 def catalogue(name: str) -> dict[str, Table]:
     """Return the presets of one of `CATALOGUES` as their file states them, with their sources."""
-    text = (files("frontrunner.spaces") / "preset_data" / f"{name}.toml").read_text(encoding="utf-8")
+    text = (files("frontrunner.spaces") / "preset_data" / f"{name}.toml").read_text(
+        encoding="utf-8"
+    )
     return tomllib.loads(text)
 
 
@@ -27,11 +29,15 @@ def _entry(kind: str, key: str, name: object, *extra: str) -> Table:
     known = catalogue(kind)
     if not isinstance(name, str) or name not in known:
         raise bad_value(key, name, "a known preset", hint=did_you_mean(str(name), (*known, *extra)))
-    return {field: value for field, value in known[name].items() if field not in ("matches", "unless")}
+    return {
+        field: value for field, value in known[name].items() if field not in ("matches", "unless")
+    }
 
 
 def preset_names(kind: str) -> tuple[str, ...]:
-    """Return the names of all presets in `models`, `clusters` (without the detected this-machine) or `devices`."""
+    """Return the names of all presets in `models`, `clusters` (without the detected this-machine)
+    or `devices`.
+    """
     return tuple(catalogue(kind))
 
 
@@ -56,10 +62,15 @@ def device_preset(name: str) -> Table:
 def known_device(reported_name: str) -> Table | None:
     """Return the device of a driver's name for it, or of its key in devices.toml.
 
-    All words of its `matches` occur in the name, and none of its `unless`: boards of one chip differ in rate.
+    All words of its `matches` occur in the name, and none of its `unless`: boards of one chip
+    differ in rate.
     """
     known = catalogue("devices")
-    words = set(re.sub(r"(\d) gb\b", r"\1gb", reported_name.lower().replace("-", " ").replace("/", " ")).split())
+    words = set(
+        re.sub(
+            r"(\d) gb\b", r"\1gb", reported_name.lower().replace("-", " ").replace("/", " ")
+        ).split()
+    )
     fitting = (
         name
         for name, table in known.items()

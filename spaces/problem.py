@@ -9,7 +9,12 @@ from functools import cached_property
 from typing import Literal
 
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
-from frontrunner.spaces.errors import bad_value, require_above_zero, require_at_least, require_one_of
+from frontrunner.spaces.errors import (
+    bad_value,
+    require_above_zero,
+    require_at_least,
+    require_one_of,
+)
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.recipe import Recipe
 
@@ -26,7 +31,11 @@ class GlobalBatch:
     def __post_init__(self) -> None:
         require_at_least("problem", 1, global_batch=self.minimum)
         if self.maximum < self.minimum:
-            raise bad_value("problem.global_batch", [self.minimum, self.maximum], "[minimum, maximum] in rising order")
+            raise bad_value(
+                "problem.global_batch",
+                [self.minimum, self.maximum],
+                "[minimum, maximum] in rising order",
+            )
 
     @property
     def is_fixed(self) -> bool:
@@ -42,21 +51,29 @@ class GlobalBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class SoftwareSettings:
-    """What estimates assume of the training code; None where the code itself, or the campaign, decides."""
+    """What estimates assume of the training code; None where the code itself, or the campaign,
+    decides.
+    """
 
     code: str | None = None
-    """A known training code, whose kernels and communication are those of its source, or `unknown`, which widens the
-    intervals. By default the project's own, or that of `command.trainer`, else of `command.log`; `unknown` for
-    `deepspeed`, other commands and plug-ins."""
-    attention: Literal["flash-1", "flash-2", "flash-3", "fused-softmax", "math", "eager"] | None = None
-    """One kernel, FlashAttention by its version, or one each for products and softmax: fused, torch's `math`, or eager
-    in fp32. By default as `model.attention`."""
+    """A known training code, whose kernels and communication are those of its source, or `unknown`,
+    which widens the intervals. By default the project's own, or that of `command.trainer`, else of
+    `command.log`; `unknown` for `deepspeed`, other commands and plug-ins.
+    """
+    attention: Literal["flash-1", "flash-2", "flash-3", "fused-softmax", "math", "eager"] | None = (
+        None
+    )
+    """One kernel, FlashAttention by its version, or one each for products and softmax: fused,
+    torch's `math`, or eager in fp32. By default as `model.attention`.
+    """
     norm: Literal["fused", "eager"] | None = None
     """Norms: in one kernel, or in torch's own operations, in fp32."""
     activation: Literal["fused", "eager"] | None = None
     """The gate of a feed-forward part of three matrices: in one kernel or two."""
     rotary: Literal["fused", "eager", "fp32"] | None = None
-    """The rotation of queries and keys: in one kernel, or in torch's own operations, which may be in fp32."""
+    """The rotation of queries and keys: in one kernel, or in torch's own operations, which may be
+    in fp32.
+    """
     cross_entropy: Literal["fused", "16-bit", "eager"] | None = None
     """The loss: in one kernel, in several on 16-bit logits, or on an fp32 copy of them."""
     dropout: bool | None = None
@@ -64,8 +81,9 @@ class SoftwareSettings:
     permutation: Literal["fused", "eager"] | None = None
     """The sorting of tokens by expert: in one kernel each way, or in torch's own operations."""
     dispatcher: Literal["alltoall", "deepep"] | None = None
-    """How tokens reach experts on other ranks: a copy for each expert, or one for each node and rank, as DeepEP and
-    HybridEP send them."""
+    """How tokens reach experts on other ranks: a copy for each expert, or one for each node and
+    rank, as DeepEP and HybridEP send them.
+    """
     dispatch_overlap: bool | None = None
     """Whether another micro-batch is computed while tokens travel to their experts and back."""
     tensor_overlap: bool | None = None
@@ -75,33 +93,51 @@ class SoftwareSettings:
     gradients: Literal["fp32", "fp32-reduced", "16-bit"] | None = None
     """Type in which gradients are kept and reduced; `fp32-reduced` ones are kept in 16 bits."""
     selective: Literal["attention", "products", "alternate"] | None = None
-    """What selective recompute runs again: attention that is not fused, or all but matrix products and attention, or
-    every second product as well."""
+    """What selective recompute runs again: attention that is not fused, or all but matrix products
+    and attention, or every second product as well.
+    """
     reduction: Literal["scattered", "whole"] | None = None
-    """How gradients are reduced where the optimizer is sharded: each rank's share, or whole as without sharding."""
+    """How gradients are reduced where the optimizer is sharded: each rank's share, or whole as
+    without sharding.
+    """
     overlap: Literal["all", "sharded", "unsharded", "none"] | None = None
-    """The gradients that are reduced while the backward pass goes on, by whether the optimizer is sharded."""
+    """The gradients that are reduced while the backward pass goes on, by whether the optimizer is
+    sharded.
+    """
 
     def describe(self) -> str:
         """Return the code and its traits in words: `nanotron, attention flash-2, norm fused`."""
         plain = {True: "yes", False: "no"}
-        stated = ((key.replace("_", "-"), value) for key, value in vars(self).items() if key != "code")
+        stated = (
+            (key.replace("_", "-"), value) for key, value in vars(self).items() if key != "code"
+        )
         words = [f"{key} {plain.get(value, value)}" for key, value in stated if value is not None]
         if self.code == "unknown":
-            words.append("else any that known codes have; [software] in the campaign file states what is known")
+            words.append(
+                "else any that known codes have; [software] in the campaign file states what is"
+                " known"
+            )
         return ", ".join([self.code or "the project's own", *words])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What the whole training takes at one rate; `price` is None where the cluster states none of a node-hour."""
+    """What the whole training takes at one rate; `price` is None where the cluster states none of a
+    node-hour.
+    """
 
     days: float
     node_hours: float
     price: float | None
 
     @classmethod
-    def of(cls, billion_tokens: float, tokens_per_s: float, nodes: int, price_per_node_hour: float | None) -> Training:
+    def of(
+        cls,
+        billion_tokens: float,
+        tokens_per_s: float,
+        nodes: int,
+        price_per_node_hour: float | None,
+    ) -> Training:
         """Return what so many tokens take at one rate on these nodes."""
         hours = 1e9 * billion_tokens / tokens_per_s / 3600
         price = None if price_per_node_hour is None else price_per_node_hour * nodes * hours
@@ -110,12 +146,12 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Model, cluster, sequence length in tokens, global batch in sequences, and precision of the arithmetic.
+    """Model, cluster, sequence length in tokens, global batch in sequences, and precision of the
+    arithmetic.
 
-    `tolerance` is how far recipes may differ in their results: by `rounding`, or by messages and factors of products
-    that are `quantized` too.
-    `software` is for estimates alone: problems that differ in it are equal, as are those that differ in
-    `billion_tokens`, of the whole training.
+    `tolerance` is how far recipes may differ in their results: by `rounding`, or by messages and
+    factors of products that are `quantized` too. `software` is for estimates alone: problems that
+    differ in it are equal, as are those that differ in `billion_tokens`, of the whole training.
     """
 
     model: Model
@@ -130,22 +166,32 @@ class Problem:
     def __post_init__(self) -> None:
         require_at_least("problem", 2, sequence_length=self.sequence_length)
         require_one_of("problem", "precision", self.precision, PRECISIONS)
-        require_above_zero("problem.billion_tokens", self.billion_tokens, "a number above 0, or no entry")
+        require_above_zero(
+            "problem.billion_tokens", self.billion_tokens, "a number above 0, or no entry"
+        )
         require_one_of("problem", "tolerance", self.tolerance, TOLERANCES)
         limit = self.model.max_positions
         if self.model.positions == "learned" and limit is None:
             raise bad_value("model.max_positions", None, "the number of learned positions")
         if self.model.positions == "learned" and limit is not None and self.sequence_length > limit:
-            raise bad_value("problem.sequence_length", self.sequence_length, f"at most model.max_positions = {limit}")
+            raise bad_value(
+                "problem.sequence_length",
+                self.sequence_length,
+                f"at most model.max_positions = {limit}",
+            )
 
     @cached_property
     def by_group(self) -> Mapping[str, Problem]:
-        """The problem on the nodes of each of the cluster's groups by its name; itself, as "", where there is none."""
+        """The problem on the nodes of each of the cluster's groups by its name; itself, as "",
+        where there is none.
+        """
         named = {one.name: replace(self, cluster=one) for one in self.cluster.group}
         return named or {"": self}
 
     def at(self, recipe: Recipe) -> Problem:
-        """Return the problem on the nodes of the recipe's group; itself where the cluster has no groups."""
+        """Return the problem on the nodes of the recipe's group; itself where the cluster has no
+        groups.
+        """
         if not self.cluster.group:
             return self
         if recipe.group not in self.by_group:
@@ -153,7 +199,9 @@ class Problem:
         return self.by_group[recipe.group]
 
     def split(self, recipes: Sequence[Recipe]) -> list[tuple[Problem, Sequence[int]]]:
-        """Return the problem on the nodes of each group that recipes have, with the places of its recipes."""
+        """Return the problem on the nodes of each group that recipes have, with the places of its
+        recipes.
+        """
         if not self.cluster.group:
             return [(self, range(len(recipes)))]
         found: dict[str, list[int]] = {}
@@ -162,7 +210,9 @@ class Problem:
         return [(self.at(recipes[places[0]]), places) for places in found.values()]
 
     def training(self, recipe: Recipe, tokens_per_s: float | None) -> Training | None:
-        """Return what `billion_tokens` take on a recipe's nodes; None where either number is not known."""
+        """Return what `billion_tokens` take on a recipe's nodes; None where either number is not
+        known.
+        """
         if self.billion_tokens is None or not tokens_per_s:
             return None
         cluster = self.at(recipe).cluster
@@ -170,7 +220,8 @@ class Problem:
         return Training.of(self.billion_tokens, tokens_per_s, nodes, cluster.price_per_node_hour)
 
     def divisor(self, rate: str, recipe: Recipe) -> float:
-        """Return what tokens/s are divided by for one of `pareto.RATES`: 1, the devices, or the price of their nodes.
+        """Return what tokens/s are divided by for one of `pareto.RATES`: 1, the devices, or the
+        price of their nodes.
 
         The price is that of a second of whole nodes, so that a rate is tokens for one unit of it.
         """
@@ -184,6 +235,8 @@ class Problem:
 
     @property
     def has_fused_attention(self) -> bool:
-        """Whether attention is one kernel: as `software.attention` states, else as the model does."""
+        """Whether attention is one kernel: as `software.attention` states, else as the model
+        does.
+        """
         stated = self.software.attention
         return self.model.attention == "flash" if stated is None else stated.startswith("flash")

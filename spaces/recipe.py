@@ -1,8 +1,8 @@
 """The recipe: one complete configuration, and the declaration of each of its dimensions.
 
-A dimension is declared once, as a field of `Recipe`; spaces, checks, data frame columns, labels, HTTP filters, the
-strategies' features, JSON schemas and the table in the docs derive from `DIMENSIONS`. Ranks of a probe import this
-module: it needs nothing but the standard library.
+A dimension is declared once, as a field of `Recipe`; spaces, checks, data frame columns, labels,
+HTTP filters, the strategies' features, JSON schemas and the table in the docs derive from
+`DIMENSIONS`. Ranks of a probe import this module: it needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from frontrunner.notebook import Displayed
-from frontrunner.spaces.custom import Choice as Choice  # noqa: PLC0414 - the type of a dimension's values
+from frontrunner.spaces.custom import (
+    Choice as Choice,  # noqa: PLC0414
+)
 from frontrunner.spaces.custom import Custom, CustomKnob
 from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
 from frontrunner.spaces.sharding import UNSHARDED, Sharding
@@ -56,10 +58,10 @@ def _over_copies(degrees: Degrees | Recipe) -> bool:
 class Dimension:
     """One dimension of a recipe: everything about it that is not legality, cost or implementation.
 
-    `neutral` is the recipe's default, which a choice takes unless it `matters` (None where it always does);
-    `default` are a space's values. `label` heads axes and columns; `word` is how views name a value that is not
-    neutral. `stored` is the key in stored recipes and in the hash of their ids. A one-hot dimension has no order
-    among its values.
+    `neutral` is the recipe's default, which a choice takes unless it `matters` (None where it
+    always does); `default` are a space's values. `label` heads axes and columns; `word` is how
+    views name a value that is not neutral. `stored` is the key in stored recipes and in the hash of
+    their ids. A one-hot dimension has no order among its values.
     """
 
     name: str = ""
@@ -88,7 +90,9 @@ class Dimension:
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether every recipe has a value: a name is one of things that most problems have none of."""
+        """Whether every recipe has a value: a name is one of things that most problems have none
+        of.
+        """
         return self.kind != "name"
 
     def of(self, recipe: Recipe) -> Choice:
@@ -118,14 +122,22 @@ class Dimension:
             require_one_of(owner, self.name, str(value), self.values)
         elif self.kind == "name" and not value:
             raise bad_value(f"{owner}.{self.name}", value, "names that are not empty")
-        elif self.kind == "count" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        elif self.kind == "count" and (
+            isinstance(value, bool) or not isinstance(value, int) or value < 1
+        ):
             raise bad_value(f"{owner}.{self.name}", value, "whole numbers of at least 1")
 
 
-def _declare(kind: Kind, description: str, neutral: Any, group: Group = "lever", **more: Any) -> Any:
+def _declare(
+    kind: Kind, description: str, neutral: Any, group: Group = "lever", **more: Any
+) -> Any:
     stated = Dimension(kind=kind, description=description, group=group, **more)
     is_shown = stated.is_everywhere
-    return field(default=MISSING if neutral is None else neutral, repr=is_shown, metadata={"dimension": stated})
+    return field(
+        default=MISSING if neutral is None else neutral,
+        repr=is_shown,
+        metadata={"dimension": stated},
+    )
 
 
 def _count(description: str, neutral: int | None = 1, **more: Any) -> Any:
@@ -165,30 +177,41 @@ ZERO_PLUS_PLUS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(ReadsEarlierNames, Displayed):
-    """How one model is cut over the devices and how one optimizer step is run; the fields say what each is.
+    """How one model is cut over the devices and how one optimizer step is run; the fields say what
+    each is.
 
-    `layers_per_stage` holds the layers of each stage along the model; empty is as even as possible, the first
-    stages taking the remainder. `custom` are knobs of the user's own, sorted by name, that are not at their default.
-    Spaces enumerate and judge the first nine fields in this order.
+    `layers_per_stage` holds the layers of each stage along the model; empty is as even as possible,
+    the first stages taking the remainder. `custom` are knobs of the user's own, sorted by name,
+    that are not at their default. Spaces enumerate and judge the first nine fields in this order.
     """
 
     group: str = _declare(
-        "name", "node type, of a cluster that has several (`cluster.group`); by default all of them",
+        "name", "node type, of a cluster that has several (`cluster.group`); by default all of "
+                "them",
         "", "machine", word="on {value}", is_one_hot=True,
     )  # fmt: skip
     tensor_parallel: int = _count(
-        "tensor-parallel degree; data parallelism is what is left of the devices", group="degrees", label="TP"
+        "tensor-parallel degree; data parallelism is what is left of the devices",
+        group="degrees",
+        label="TP",
     )
     pipeline_parallel: int = _count("pipeline-parallel degree", group="degrees", label="PP")
     context_parallel: int = _count(
-        "ranks that share each sequence of a replica, a slice of its positions each; `torch` engine only",
+        "ranks that share each sequence of a replica, a slice of its positions each; `torch` "
+        "engine only",
         group="degrees", label="CP",
     )  # fmt: skip
     micro_batch_seqs: int = _count(
-        "sequences per micro-batch on one replica", None, group="batch", label="micro-batch", default=(1,)
+        "sequences per micro-batch on one replica",
+        None,
+        group="batch",
+        label="micro-batch",
+        default=(1,),
     )
     accumulation: int = _count(
-        "micro-batches per step and replica; where the global batch is fixed they follow from it", None, group="batch"
+        "micro-batches per step and replica; where the global batch is fixed they follow from it",
+        None,
+        group="batch",
     )
     devices: int = _count("devices to use; by default all of the cluster's", None, group="degrees")
     virtual_stages: int = _count(
@@ -197,41 +220,48 @@ class Recipe(ReadsEarlierNames, Displayed):
     )  # fmt: skip
     schedule: str = _choice(
         SCHEDULES, "pipeline schedule",
-        group="pipeline", word=lambda one: one.schedule + (f" v{one.virtual_stages}" if one.virtual_stages > 1 else ""),
+        group="pipeline",
+        word=lambda one: one.schedule + (f" v{one.virtual_stages}" if one.virtual_stages > 1 else ""),  # noqa: E501
         default=("1f1b",), matters=_in_a_pipeline, is_one_hot=True,
     )  # fmt: skip
     sharding: Sharding = _declare(  # noqa: RUF009 - it declares a field
         "sharding",
-        "`none`, `zero-1`, `zero-2`, `zero-3`, `hybrid-K` (parameters, gradients and states over groups of K "
-        "replicas) or `3-level-P/G` (parameters over P replicas, gradients over G, states over all)",
+        "`none`, `zero-1`, `zero-2`, `zero-3`, `hybrid-K` (parameters, gradients and states "
+        "over groups of K "
+        "replicas) or `3-level-P/G` (parameters over P replicas, gradients over G, states over "
+        "all)",
         UNSHARDED, "sharding", default=("none",), word="{value}", matters=_over_copies,
     )  # fmt: skip
     recompute: str = _choice(
         RECOMPUTES,
-        "what the backward pass computes again: nothing (`none`), all but matrix products and attention (`selective`), "
-        "or all (`full`)",
+        "what the backward pass computes again: nothing (`none`), all but matrix products and"
+        " attention (`selective`), or all (`full`)",
         group="option",
     )
     sequence_parallel: bool = _flag(
         "spread norms and residuals over the tensor-parallel group",
-        group="option", label="seq. parallel", word="sp", matters=lambda degrees: degrees.tensor_parallel > 1,
+        group="option", label="seq. parallel", word="sp",
+        matters=lambda degrees: degrees.tensor_parallel > 1,
     )  # fmt: skip
     replication: str = _choice(
         ("replicate", "ddp"),
-        "what reduces the gradients of unsharded replicas: buckets of the engine's own (`replicate`), or torch's "
+        "what reduces the gradients of unsharded replicas: buckets of the engine's own "
+        "(`replicate`), or torch's "
         "DistributedDataParallel (`ddp`)",
         group="option", word="{value}", matters=_over_copies,
     )  # fmt: skip
     compile: bool = _flag(
-        "run each layer, and the loss where it is whole and not tensor-parallel, through `torch.compile`",
+        "run each layer, and the loss where it is whole and not tensor-parallel, through"
+        " `torch.compile`",
         word="compile",
     )
     loss_chunks: int = _count(
-        "pieces in which a sequence goes through head and loss, each computed again in the backward pass: the logits "
-        "of one piece live at a time"
+        "pieces in which a sequence goes through head and loss, each computed again in the backward"
+        " pass: the logits of one piece live at a time"
     )
     feed_forward_tiles: int = _count(
-        "pieces in which a sequence goes through each feed-forward part, each computed again in the backward pass",
+        "pieces in which a sequence goes through each feed-forward part, each computed again in "
+        "the backward pass",
         label="FFN tiles", word="ffn_tiles={value}",
     )  # fmt: skip
     optimizer_state: str = _choice(
@@ -245,32 +275,39 @@ class Recipe(ReadsEarlierNames, Displayed):
     )  # fmt: skip
     gradient_sync: str = _choice(
         ("last", "each"),
-        "micro-batches after which replicas, or groups of hybrid ones, reduce gradients: the `last` of a step, or "
+        "micro-batches after which replicas, or groups of hybrid ones, reduce gradients: the "
+        "`last` of a step, or "
         "`each` (zero-2 is zero-1 with `each`)",
-        stored="synchronise", matters=lambda degrees: degrees.copies > 1 and degrees.accumulation > 1,
+        stored="synchronise",
+        matters=lambda degrees: degrees.copies > 1 and degrees.accumulation > 1,
     )  # fmt: skip
     engine: str = _choice(ENGINES, "what trains", group="option", word="{value}")
     offload: str = _choice(
         OFFLOADS,
-        "what the host's memory keeps: nothing (`none`), optimizer states and master weights (`optimizer`), or "
-        "parameters as well (`optimizer+parameters`); `nvme` keeps all in files under `cluster.nvme_path`",
+        "what the host's memory keeps: nothing (`none`), optimizer states and master weights"
+        " (`optimizer`), or parameters as well (`optimizer+parameters`); `nvme` keeps all in files"
+        " under `cluster.nvme_path`",
     )
     expert_parallel: int = _count(
-        "ranks that share the experts of a mixture, whole ones each: neighbors within a pipeline stage; `torch` engine "
+        "ranks that share the experts of a mixture, whole ones each: neighbors within a "
+        "pipeline stage; `torch` engine "
         "only",
         group="option", label="EP", word="ep{value}",
     )  # fmt: skip
     expert_tensor_parallel: int = _count(
-        "ranks that share each expert's matrices: neighbors, of which `expert_parallel` groups share the experts; "
+        "ranks that share each expert's matrices: neighbors, of which `expert_parallel` groups "
+        "share the experts; "
         "whatever `tensor_parallel` is for the rest; `torch` engine only",
         group="option", label="ETP", word="etp{value}",
     )  # fmt: skip
     secondary_partition: int = _count(
-        "neighboring replicas that hold a second copy of ZeRO-3's parameters (ZeRO++ hpZ, arXiv 2306.10209); 1 is none",
+        "neighboring replicas that hold a second copy of ZeRO-3's parameters (ZeRO++ hpZ, arXiv "
+        "2306.10209); 1 is none",
         group="option", label="secondary", word="secondary={value}", matters=_over_copies,
     )  # fmt: skip
     quantized_weights: bool = _flag(
-        "gather ZeRO-3's parameters in int8 (ZeRO++ qwZ, arXiv 2306.10209); needs `problem.tolerance = \"quantized\"`",
+        "gather ZeRO-3's parameters in int8 (ZeRO++ qwZ, arXiv 2306.10209); needs "
+        "`problem.tolerance = \"quantized\"`",
         group="option", label="int8 weights", word="int8-weights", matters=_over_copies,
     )  # fmt: skip
     quantized_gradients: bool = _flag(
@@ -280,25 +317,30 @@ class Recipe(ReadsEarlierNames, Displayed):
     )  # fmt: skip
     layers_per_stage: tuple[int, ...] = _declare(
         "layers",
-        "layers of each pipeline stage: `even`, or `balanced` so that the busiest rank, the head counted, has the "
+        "layers of each pipeline stage: `even`, or `balanced` so that the busiest rank, the "
+        "head counted, has the "
         "fewest FLOPs",
         (), "pipeline", name="layer_split", values=("even", "balanced"), default=("even",),
         word=lambda recipe: f"layers={recipe.layers_name}", matters=_in_a_pipeline,
     )  # fmt: skip
     rank_order: str = _choice(
         RANK_ORDERS,
-        "how ranks are numbered, innermost first, and so which groups lie within a node; `torch` engine only",
+        "how ranks are numbered, innermost first, and so which groups lie within a node; "
+        "`torch` engine only",
         group="option", word="order={value}", is_one_hot=True,
     )  # fmt: skip
     async_tensor_parallel: bool = _flag(
-        "overlap tensor-parallel gathers and sums with the matrix products beside them, by torch's symmetric memory; "
+        "overlap tensor-parallel gathers and sums with the matrix products beside them, by "
+        "torch's symmetric memory; "
         "for compiled layers with sequence parallelism on `cuda` devices",
         label="async TP", word="async_tp", matters=lambda degrees: degrees.tensor_parallel > 1,
     )  # fmt: skip
     fp8: str = _choice(
         ("none", "tensorwise", "rowwise", "mxfp8"),
-        "the layers' matrix products in 8 bits, by torchao: their factors scaled as a whole (`tensorwise`), by row "
-        "(`rowwise`) or by blocks of 32 values (`mxfp8`, on Blackwell); needs `problem.precision = \"bf16\"` and "
+        "the layers' matrix products in 8 bits, by torchao: their factors scaled as a whole "
+        "(`tensorwise`), by row "
+        "(`rowwise`) or by blocks of 32 values (`mxfp8`, on Blackwell); needs "
+        "`problem.precision = \"bf16\"` and "
         "`problem.tolerance = \"quantized\"`",
         group="option", label="FP8", word="fp8-{value}",
     )  # fmt: skip
@@ -310,7 +352,9 @@ class Recipe(ReadsEarlierNames, Displayed):
         for (name, values), value in zip(CHOICES.items(), _choices_of(self), strict=True):
             if value not in values:
                 require_one_of("recipe", name, value, values)
-        if self.layers_per_stage and (len(self.layers_per_stage) != self.stages or min(self.layers_per_stage) < 1):
+        if self.layers_per_stage and (
+            len(self.layers_per_stage) != self.stages or min(self.layers_per_stage) < 1
+        ):
             expected = f"nothing, or at least one layer for each of {self.stages} stages"
             raise bad_value("recipe.layers_per_stage", list(self.layers_per_stage), expected)
         if self.custom:
@@ -319,7 +363,9 @@ class Recipe(ReadsEarlierNames, Displayed):
                 raise bad_value("recipe.custom", names, "each knob once, sorted by name")
         if self.devices % self._devices_per_replica:
             degrees = f"{self.tensor_parallel} x {self.pipeline_parallel} x {self.context_parallel}"
-            expected = f"a multiple of tensor_parallel x pipeline_parallel x context_parallel = {degrees}"
+            expected = (
+                f"a multiple of tensor_parallel x pipeline_parallel x context_parallel = {degrees}"
+            )
             raise bad_value("recipe.devices", self.devices, expected)
 
     @property
@@ -328,16 +374,22 @@ class Recipe(ReadsEarlierNames, Displayed):
 
     @property
     def data_parallel(self) -> int:
-        """Devices / (tensor_parallel * pipeline_parallel * context_parallel): the replicas that are left over."""
+        """Devices / (tensor_parallel * pipeline_parallel * context_parallel): the replicas that are
+        left over.
+        """
         return self.devices // self._devices_per_replica
 
     @property
     def copies(self) -> int:
-        """data_parallel * context_parallel: the ranks that hold the same part of the model, and that sharding uses."""
+        """data_parallel * context_parallel: the ranks that hold the same part of the model, and
+        that sharding uses.
+        """
         return self.data_parallel * self.context_parallel
 
     def copies_in_words(self) -> str:
-        """Return the number of copies: `4 replicas`, or `8 copies (4 replicas x 2 context ranks)`."""
+        """Return the number of copies: `4 replicas`, or `8 copies (4 replicas x 2 context
+        ranks)`.
+        """
         replicas = f"{self.data_parallel} replicas"
         if self.context_parallel == 1:
             return replicas
@@ -345,7 +397,9 @@ class Recipe(ReadsEarlierNames, Displayed):
 
     @property
     def expert_ranks(self) -> int:
-        """expert_parallel * expert_tensor_parallel: the neighboring ranks of a stage that hold each expert once."""
+        """expert_parallel * expert_tensor_parallel: the neighboring ranks of a stage that hold each
+        expert once.
+        """
         return self.expert_parallel * self.expert_tensor_parallel
 
     def experts_in_words(self, experts: int) -> str:
@@ -359,10 +413,15 @@ class Recipe(ReadsEarlierNames, Displayed):
 
     @property
     def rank_strides(self) -> dict[str, int]:
-        """Distance between the ranks of a group: the product of the sizes that `rank_order` names before it."""
+        """Distance between the ranks of a group: the product of the sizes that `rank_order` names
+        before it.
+        """
         sizes = {"tp": self.tensor_parallel, "dp": self.copies, "pp": self.pipeline_parallel}
         order = self.rank_order.split("-")
-        return {name: math.prod(sizes[inner] for inner in order[:place]) for place, name in enumerate(order)}
+        return {
+            name: math.prod(sizes[inner] for inner in order[:place])
+            for place, name in enumerate(order)
+        }
 
     def pipeline_rank(self, rank: int) -> int:
         """Return a rank's number among the ranks of its pipeline."""
@@ -381,7 +440,10 @@ class Recipe(ReadsEarlierNames, Displayed):
     @property
     def zero_plus_plus(self) -> dict[str, Any]:
         """What of ZeRO++ the recipe uses, in DeepSpeed's keys."""
-        values = {key: (getattr(self, name), getattr(Recipe, name)) for name, key in ZERO_PLUS_PLUS.items()}
+        values = {
+            key: (getattr(self, name), getattr(Recipe, name))
+            for name, key in ZERO_PLUS_PLUS.items()
+        }
         return {key: value for key, (value, neutral) in values.items() if value != neutral}
 
     @property
@@ -391,9 +453,16 @@ class Recipe(ReadsEarlierNames, Displayed):
 
     @property
     def layers_name(self) -> str:
-        """The layers of the stages along the model, as `5+6x14+4`: 5, then 14 stages of 6, then 4; or `even`."""
-        runs = [(count, len(list(group))) for count, group in itertools.groupby(self.layers_per_stage)]
-        return "+".join(str(count) if length == 1 else f"{count}x{length}" for count, length in runs) or "even"
+        """The layers of the stages along the model, as `5+6x14+4`: 5, then 14 stages of 6, then 4;
+        or `even`.
+        """
+        runs = [
+            (count, len(list(group))) for count, group in itertools.groupby(self.layers_per_stage)
+        ]
+        return (
+            "+".join(str(count) if length == 1 else f"{count}x{length}" for count, length in runs)
+            or "even"
+        )
 
     def custom_environment(self) -> dict[str, str]:
         """Return the environment variables of the user's own knobs."""
@@ -404,23 +473,33 @@ class Recipe(ReadsEarlierNames, Displayed):
         return tuple(argument for one in self.custom for argument in one.as_arguments())
 
     def words(self, *groups: Group) -> tuple[str, ...]:
-        """Return the choices of these groups that are not neutral, in words; the user's own knobs are levers."""
+        """Return the choices of these groups that are not neutral, in words; the user's own knobs
+        are levers.
+        """
         found = (one.words(self) for one in DIMENSIONS.values() if one.group in groups)
         own = (one.words() for one in self.custom if "lever" in groups)
         return (*(word for word in found if word), *own)
 
     def arithmetic(self, precision: str) -> str:
-        """Return what most FLOPs are done in, for a problem of this precision: `fp8` where the recipe chooses it."""
+        """Return what most FLOPs are done in, for a problem of this precision: `fp8` where the
+        recipe chooses it.
+        """
         return precision if self.fp8 == "none" else "fp8"
 
     def layout(self) -> str:
-        """Return the degrees: `tp2 pp2 dp4`, with `cp2` where ranks share sequences, and the group of nodes."""
+        """Return the degrees: `tp2 pp2 dp4`, with `cp2` where ranks share sequences, and the group
+        of nodes.
+        """
         context = f" cp{self.context_parallel}" if self.context_parallel > 1 else ""
-        degrees = f"tp{self.tensor_parallel} pp{self.pipeline_parallel} dp{self.data_parallel}{context}"
+        degrees = (
+            f"tp{self.tensor_parallel} pp{self.pipeline_parallel} dp{self.data_parallel}{context}"
+        )
         return " ".join((degrees, *self.words("machine")))
 
     def title(self) -> str:
-        """Return the degrees above 1 in words: `2-way tensor, 4-way pipeline parallel`, with the group of nodes."""
+        """Return the degrees above 1 in words: `2-way tensor, 4-way pipeline parallel`, with the
+        group of nodes.
+        """
         degrees = {
             "tensor": self.tensor_parallel,
             "pipeline": self.pipeline_parallel,
@@ -437,8 +516,12 @@ class Recipe(ReadsEarlierNames, Displayed):
     def describe(self) -> str:
         """Return the recipe on one line: `tp2 pp2 dp1 1f1b mb2 x8 none recompute=full`."""
         batch = f"mb{self.micro_batch_seqs} x{self.accumulation}"
-        copies = (self.sharding_name,) if self.copies > 1 and self.replication == "replicate" else ()
-        return " ".join((self.layout(), *self.words("pipeline"), batch, *copies, *self.words("option", "lever")))
+        copies = (
+            (self.sharding_name,) if self.copies > 1 and self.replication == "replicate" else ()
+        )
+        return " ".join(
+            (self.layout(), *self.words("pipeline"), batch, *copies, *self.words("option", "lever"))
+        )
 
 
 def _declared() -> dict[str, Dimension]:
@@ -452,7 +535,13 @@ def _declared() -> dict[str, Dimension]:
         default = stated.default or (() if is_required or not stated.is_everywhere else (neutral,))
         label, stored = stated.label or name.replace("_", " "), stated.stored or one.name
         found[name] = replace(
-            stated, name=name, field=one.name, neutral=neutral, default=default, label=label, stored=stored
+            stated,
+            name=name,
+            field=one.name,
+            neutral=neutral,
+            default=default,
+            label=label,
+            stored=stored,
         )
     return found
 
@@ -462,13 +551,22 @@ DIMENSIONS: Mapping[str, Dimension] = _declared()
 
 
 def dimensions_of(*recipes: Recipe) -> list[Dimension]:
-    """Return the dimensions that some of these recipes have a value of: all but names of what their problem lacks."""
-    return [one for one in DIMENSIONS.values() if one.is_everywhere or any(getattr(of, one.field) for of in recipes)]
+    """Return the dimensions that some of these recipes have a value of: all but names of what their
+    problem lacks.
+    """
+    return [
+        one
+        for one in DIMENSIONS.values()
+        if one.is_everywhere or any(getattr(of, one.field) for of in recipes)
+    ]
 
 
 COUNTS = tuple(one.field for one in DIMENSIONS.values() if one.kind == "count")
 CHOICES = {one.field: one.values for one in DIMENSIONS.values() if one.kind == "choice"}
-_counts_of, _choices_of = attrgetter(*COUNTS), attrgetter(*CHOICES)  # quick, since a survey makes a million recipes
+_counts_of, _choices_of = (
+    attrgetter(*COUNTS),
+    attrgetter(*CHOICES),
+)  # quick, since a survey makes a million recipes
 EARLIER_NAMES = {one.stored: one.field for one in DIMENSIONS.values() if one.stored != one.field}
 """Keys of earlier versions' files, and of stored recipes, with their names today."""
 
@@ -477,15 +575,27 @@ STORED_NAMES = {name: stored for stored, name in EARLIER_NAMES.items()}
 
 def current_names(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table of values with today's names for keys of earlier versions."""
-    return {key if (now := EARLIER_NAMES.get(key, key)) in table else now: value for key, value in table.items()}
+    return {
+        key if (now := EARLIER_NAMES.get(key, key)) in table else now: value
+        for key, value in table.items()
+    }
 
 
 def plain_recipe(recipe: Recipe) -> dict[str, Any]:
-    """Return every field of a recipe as JSON holds it; `custom` and names only where there are any."""
+    """Return every field of a recipe as JSON holds it; `custom` and names only where there are
+    any.
+    """
     table = asdict(recipe) | {"layers_per_stage": list(recipe.layers_per_stage)}
-    own = [{key: value for key, value in one.items() if value is not None} for one in table.pop("custom")]
-    unnamed = {one.field for one in DIMENSIONS.values() if not one.is_everywhere and not table[one.field]}
-    return {key: value for key, value in table.items() if key not in unnamed} | ({"custom": own} if own else {})
+    own = [
+        {key: value for key, value in one.items() if value is not None}
+        for one in table.pop("custom")
+    ]
+    unnamed = {
+        one.field for one in DIMENSIONS.values() if not one.is_everywhere and not table[one.field]
+    }
+    return {key: value for key, value in table.items() if key not in unnamed} | (
+        {"custom": own} if own else {}
+    )
 
 
 def stored_recipe(recipe: Recipe) -> dict[str, Any]:
@@ -494,9 +604,17 @@ def stored_recipe(recipe: Recipe) -> dict[str, Any]:
 
 
 def custom_dimension(name: str, knob: CustomKnob) -> Dimension:
-    """Return a knob of the user's own as a dimension; a recipe that says nothing of it has its default."""
+    """Return a knob of the user's own as a dimension; a recipe that says nothing of it has its
+    default.
+    """
     how = f"the argument {knob.flag}" if knob.env is None else f"the variable {knob.env}"
     neutral = "unset" if knob.default is None else knob.default
     return Dimension(
-        name=name, kind="custom", group="lever", description=how, neutral=neutral, default=knob.values, label=name
+        name=name,
+        kind="custom",
+        group="lever",
+        description=how,
+        neutral=neutral,
+        default=knob.values,
+        label=name,
     )

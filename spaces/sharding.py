@@ -1,4 +1,6 @@
-"""Sharding: over how many copies of the model each kind of state is spread, and the names of that."""
+"""Sharding: over how many copies of the model each kind of state is spread, and the names of
+that.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,12 @@ THREE_LEVEL = re.compile(f"3-level-{_DEGREE}/{_DEGREE}(?:/{_DEGREE})?", re.ASCII
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """Over how many copies of the model (`Recipe.copies`) parameters, gradients and optimizer states are each spread.
+    """Over how many copies of the model (`Recipe.copies`) parameters, gradients and optimizer
+    states are each spread.
 
-    Degrees divide one another and the number N of copies: (1,1,1) is plain data parallelism, (1,1,N) ZeRO-1,
-    (1,N,N) ZeRO-2, (N,N,N) ZeRO-3 / FSDP, (k,k,k) hybrid sharding (arXiv 1910.02054, 2304.11277), (2,8,N) the
-    three-level partitioning for Frontier (arXiv 2501.04266).
+    Degrees divide one another and the number N of copies: (1,1,1) is plain data parallelism,
+    (1,1,N) ZeRO-1, (1,N,N) ZeRO-2, (N,N,N) ZeRO-3 / FSDP, (k,k,k) hybrid sharding (arXiv
+    1910.02054, 2304.11277), (2,8,N) the three-level partitioning for Frontier (arXiv 2501.04266).
     """
 
     parameters: int = 1
@@ -29,10 +32,12 @@ class Sharding:
 
     @classmethod
     def named(cls, name: str, copies: int) -> Self:
-        """Return the degrees of a name over the copies: none, zero-1, zero-2, zero-3, hybrid-K, 3-level-P/G.
+        """Return the degrees of a name over the copies: none, zero-1, zero-2, zero-3, hybrid-K,
+        3-level-P/G.
 
-        hybrid-K spreads all three over K copies; 3-level-P/G parameters over P, gradients over G and optimizer
-        states over all, or 3-level-P/G/O over O. With one copy every name gives (1,1,1).
+        hybrid-K spreads all three over K copies; 3-level-P/G parameters over P, gradients over G
+        and optimizer states over all, or 3-level-P/G/O over O. With one copy every name gives
+        (1,1,1).
         """
         degrees: tuple[int | str, ...]
         if name in SHARDING_NAMES:
@@ -46,8 +51,8 @@ class Sharding:
             raise bad_value(
                 "space.sharding",
                 name,
-                f"one of {', '.join(SHARDING_NAMES)}, hybrid-K for groups of K replicas, or 3-level-P/G for parameters "
-                "over P and gradients over G of them",
+                f"one of {', '.join(SHARDING_NAMES)}, hybrid-K for groups of K replicas, or"
+                " 3-level-P/G for parameters over P and gradients over G of them",
                 hint=did_you_mean(name, (*SHARDING_NAMES, "hybrid-2", "3-level-2/8")),
             )
         p, g, o = (int(degree) if copies > 1 else 1 for degree in degrees)
@@ -59,7 +64,9 @@ class Sharding:
         return self.parameters, self.gradients, self.optimizer
 
     def name(self, copies: int) -> str:
-        """Return the common name of these degrees where one exists, else 3-level-p/g/o; `named` reads each back."""
+        """Return the common name of these degrees where one exists, else 3-level-p/g/o; `named`
+        reads each back.
+        """
         for name in SHARDING_NAMES:
             if self.degrees == Sharding.named(name, copies).degrees:
                 return name

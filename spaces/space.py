@@ -1,4 +1,6 @@
-"""The space: the choices for each dimension of a recipe, and the finite set of legal recipes they make."""
+"""The space: the choices for each dimension of a recipe, and the finite set of legal recipes they
+make.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ if TYPE_CHECKING:
 Point = tuple[Choice, ...]
 """One value for each dimension, in order."""
 
-DEGREES = tuple(one.name for one in DIMENSIONS.values() if one.group == "degrees" and one.name != "devices")
+DEGREES = tuple(
+    one.name for one in DIMENSIONS.values() if one.group == "degrees" and one.name != "devices"
+)
 """The dimensions whose product is the devices of one replica."""
 FRAME = tuple(
     one.name
@@ -63,12 +67,15 @@ _PLAIN = tuple(  # read here once, since a survey makes a million recipes
 
 
 def recipe_at(
-    choice: Mapping[str, Choice], problem: Problem, custom: Mapping[str, CustomKnob] = MappingProxyType({})
+    choice: Mapping[str, Choice],
+    problem: Problem,
+    custom: Mapping[str, CustomKnob] = MappingProxyType({}),
 ) -> Recipe | Reason:
-    """Return the recipe of a choice for each dimension, the user's own included, or the reason why there is none.
+    """Return the recipe of a choice for each dimension, the user's own included, or the reason why
+    there is none.
 
-    Choices that make no difference take their neutral value: no schedule without a pipeline, no sequence
-    parallelism without tensor parallelism, one copy of the model has nothing to shard.
+    Choices that make no difference take their neutral value: no schedule without a pipeline, no
+    sequence parallelism without tensor parallelism, one copy of the model has nothing to shard.
     """
     devices, *degrees = (int(choice[key]) for key in ("devices", *DEGREES))
     tp, pp, cp = degrees
@@ -83,9 +90,12 @@ def recipe_at(
             text = f"micro-batch {micro_batch} x {dp} replicas does not divide global batch {batch}"
             return Reason("global-batch", text)
         accumulation = batch // (micro_batch * dp)
-    at = Degrees(tensor_parallel=tp, pipeline_parallel=pp, copies=dp * cp, accumulation=int(accumulation))
+    at = Degrees(
+        tensor_parallel=tp, pipeline_parallel=pp, copies=dp * cp, accumulation=int(accumulation)
+    )
     values: dict[str, Any] = {
-        field: kind(choice[name]) if matters(at) else neutral for field, name, kind, matters, neutral in _PLAIN
+        field: kind(choice[name]) if matters(at) else neutral
+        for field, name, kind, matters, neutral in _PLAIN
     }
     values["rank_order"] = order_that_matters(values["rank_order"], at)
     values |= zip(DEGREES, degrees, strict=True)
@@ -103,7 +113,8 @@ def recipe_at(
 def own_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
     """Return the balanced layers of a recipe's stages; none where they are the even ones."""
     layers, stages = problem.model.layers, recipe.stages
-    # Rules refuse more stages than layers; a balanced split that is the even one is no other recipe.
+    # Rules refuse more stages than layers; a balanced split that is the even one is no other
+    # recipe.
     if recipe.pipeline_parallel == 1 or stages > layers:
         return ()
     balanced = balanced_layers(recipe, problem)
@@ -111,7 +122,9 @@ def own_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
 
 
 def order_that_matters(order: str, recipe: Recipe | Degrees) -> str:
-    """Return the first of `RANK_ORDERS` with the same numbering: groups of one rank may stand anywhere."""
+    """Return the first of `RANK_ORDERS` with the same numbering: groups of one rank may stand
+    anywhere.
+    """
     sizes = {"tp": recipe.tensor_parallel, "dp": recipe.copies, "pp": recipe.pipeline_parallel}
 
     def apart(name: str) -> list[str]:
@@ -132,17 +145,23 @@ _Choices: Any = make_dataclass(
 class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
     """The choices for each of `DIMENSIONS`, as fields of its name, and knobs of the user's own.
 
-    An empty `accumulation` follows from the fixed global batch; an empty `devices` is all of the cluster's, or of each
-    group's, and an empty `group` is each of the cluster's.
-    `exhaustive` tries values in the order in which they were given.
+    An empty `accumulation` follows from the fixed global batch; an empty `devices` is all of the
+    cluster's, or of each group's, and an empty `group` is each of the cluster's. `exhaustive` tries
+    values in the order in which they were given.
     """
 
     custom: Mapping[str, CustomKnob] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, knob in self.custom.items():
-            if name in DIMENSIONS or hasattr(Recipe, name) or name in {one.name for one in fields(Model)}:
-                expected = "another name: a recipe or a model has something of its own that is called so"
+            if (
+                name in DIMENSIONS
+                or hasattr(Recipe, name)
+                or name in {one.name for one in fields(Model)}
+            ):
+                expected = (
+                    "another name: a recipe or a model has something of its own that is called so"
+                )
                 raise bad_value("space.custom", name, expected)
             knob.check(name)
         ways = Counter(knob.flag or knob.env for knob in self.custom.values())
@@ -162,29 +181,43 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
         return replace(self, **choices)
 
     def dimensions(self, cluster: Cluster) -> dict[str, tuple[Choice, ...]]:
-        """Return the dimensions of a point with their values; `accumulation` only where it is free."""
+        """Return the dimensions of a point with their values; `accumulation` only where it is
+        free.
+        """
         found: dict[str, tuple[Choice, ...]] = {name: getattr(self, name) for name in DIMENSIONS}
         groups = self.groups(cluster)
         found["group"] = tuple(one.name for one in groups)
-        found["devices"] = found["devices"] or tuple(dict.fromkeys(one.devices for one in groups or (cluster,)))
+        found["devices"] = found["devices"] or tuple(
+            dict.fromkeys(one.devices for one in groups or (cluster,))
+        )
         for name in ("group", "accumulation"):
             if not found[name]:
                 del found[name]
         return found | {name: knob.values for name, knob in self.custom.items()}
 
     def groups(self, cluster: Cluster) -> tuple[Cluster, ...]:
-        """Return the cluster's groups that recipes may use, none where it has none; refuse unknown names."""
+        """Return the cluster's groups that recipes may use, none where it has none; refuse unknown
+        names.
+        """
         known = {one.name: one for one in cluster.group}
         if unknown := next((name for name in self.group if name not in known), None):
-            expected = f"one of {', '.join(known)}" if known else "no entry: the cluster has no groups"
+            expected = (
+                f"one of {', '.join(known)}" if known else "no entry: the cluster has no groups"
+            )
             raise bad_value("space.group", unknown, expected)
         return tuple(known[name] for name in self.group or known)
 
     def only_group(self, cluster: Cluster) -> str:
-        """Return the only group that recipes may use, "" where the cluster has none; refuse several by their names."""
+        """Return the only group that recipes may use, "" where the cluster has none; refuse several
+        by their names.
+        """
         names = [one.name for one in self.groups(cluster)]
         if len(names) > 1:
-            raise bad_value("space.group", names, f"one of them, as {shown(names[0])}: this is about one node type")
+            raise bad_value(
+                "space.group",
+                names,
+                f"one of them, as {shown(names[0])}: this is about one node type",
+            )
         return names[0] if names else ""
 
     def dimension(self, name: str) -> Dimension:
@@ -194,13 +227,20 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
     def survey(self, problem: Problem) -> Survey:
         """Look at every point: keep the legal recipes, count the others by reason."""
         if not self.accumulation and not problem.global_batch.is_fixed:
-            expected = f"values to choose from, since problem.global_batch is the range {problem.global_batch}"
+            expected = (
+                "values to choose from, since problem.global_batch is the range"
+                f" {problem.global_batch}"
+            )
             raise bad_value("space.accumulation", None, expected)
         dimensions = self.dimensions(problem.cluster)
         groups = self.groups(problem.cluster)
-        parts = [self.with_choices(group=(one.name,)).dimensions(problem.cluster) for one in groups] or [dimensions]
+        parts = [
+            self.with_choices(group=(one.name,)).dimensions(problem.cluster) for one in groups
+        ] or [dimensions]
         if (points := sum(math.prod(map(len, part.values())) for part in parts)) > MAX_POINTS:
-            sizes = ", ".join(f"{name} {len(values)}" for name, values in dimensions.items() if len(values) > 1)
+            sizes = ", ".join(
+                f"{name} {len(values)}" for name, values in dimensions.items() if len(values) > 1
+            )
             message = f"space has {shown(points)} points: expected at most {MAX_POINTS}"
             raise InvalidInput(message, hint=f"narrow a dimension: {sizes}")
         from frontrunner.spaces.enumeration import survey_of
@@ -209,7 +249,9 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
 
 
 def map_axes(varied: Sequence[str], x: str | None = None, y: str | None = None) -> tuple[str, str]:
-    """Return two of at least two dimensions that vary for a map of them; `x` and `y` may be given."""
+    """Return two of at least two dimensions that vary for a map of them; `x` and `y` may be
+    given.
+    """
     left = [name for name in (*MAPPED, *varied) if name in varied and name not in (x, y)]
     x = x or left.pop(0)
     return x, y or next(name for name in left if name != x)
@@ -222,34 +264,45 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def usual_space(problem: Problem) -> Space:
-    """Return what model and cluster leave room for, of the choices that change no result beyond rounding.
+    """Return what model and cluster leave room for, of the choices that change no result beyond
+    rounding.
 
-    Those that need more of an installation, such as compilation or offloading, are left to a stated space. For several
-    groups it is what any of them leaves room for.
+    Those that need more of an installation, such as compilation or offloading, are left to a stated
+    space. For several groups it is what any of them leaves room for.
     """
     if problem.cluster.group:
         spaces = [usual_space(one) for one in problem.by_group.values()]
         every = ((name, [getattr(one, name) for one in spaces]) for name in DIMENSIONS)
-        joined: Any = {name: tuple(dict.fromkeys(itertools.chain(*values))) for name, values in every}
+        joined: Any = {
+            name: tuple(dict.fromkeys(itertools.chain(*values))) for name, values in every
+        }
         return Space(**joined)
     cluster, batch, model = problem.cluster, problem.global_batch, problem.model
     devices, several = cluster.devices, cluster.nodes > 1
     # Of a rack's 72 devices, only degrees that heads and widths divide by are legal.
     ways = tuple(ranks for ranks in divisors(cluster.devices_per_node) if model.heads % ranks == 0)
     split = tuple(ranks for ranks in ways if model.ffn_hidden % ranks == 0)
-    hybrid = (f"hybrid-{cluster.devices_per_node}",) if several and cluster.devices_per_node > 1 else ()
+    hybrid = (
+        (f"hybrid-{cluster.devices_per_node}",) if several and cluster.devices_per_node > 1 else ()
+    )
     found: dict[str, Any] = {
         "tensor_parallel": split,
         "pipeline_parallel": tuple(ranks for ranks in divisors(devices) if ranks <= model.layers),
         "context_parallel": ways if problem.sequence_length >= LONG_SEQUENCE else (1,),
-        "micro_batch_seqs": tuple(size for size in divisors(batch.maximum) if size <= LARGEST_MICRO_BATCH),
-        "accumulation": () if batch.is_fixed else tuple(2**power for power in range(batch.maximum.bit_length())),
+        "micro_batch_seqs": tuple(
+            size for size in divisors(batch.maximum) if size <= LARGEST_MICRO_BATCH
+        ),
+        "accumulation": (
+            () if batch.is_fixed else tuple(2**power for power in range(batch.maximum.bit_length()))
+        ),
         "virtual_stages": (1, 2),
         "schedule": ("1f1b", "interleaved-1f1b"),
         "sharding": ("none", "zero-1", "zero-2", "zero-3", *hybrid),
         "recompute": RECOMPUTES,
         "sequence_parallel": (False, True),
-        "expert_parallel": tuple(ranks for ranks in divisors(max(1, model.experts)) if ranks <= devices),
+        "expert_parallel": tuple(
+            ranks for ranks in divisors(max(1, model.experts)) if ranks <= devices
+        ),
         "expert_tensor_parallel": split if model.experts and model.biases != "all" else (1,),
     }
     return Space(**found)
@@ -259,8 +312,9 @@ def usual_space(problem: Problem) -> Space:
 class Survey(Displayed):
     """A space looked at for one problem, as a rule in full.
 
-    `recipes` are the legal ones, each once; `places` has a column for each dimension, the choices that give them. Of
-    points that give the same recipe the first represents all; the others are counted as `repeats`.
+    `recipes` are the legal ones, each once; `places` has a column for each dimension, the choices
+    that give them. Of points that give the same recipe the first represents all; the others are
+    counted as `repeats`.
     """
 
     problem: Problem
@@ -274,13 +328,22 @@ class Survey(Displayed):
 
     @classmethod
     def of_nothing(
-        cls, problem: Problem, dimensions: Mapping[str, tuple[Choice, ...]], custom: Mapping[str, CustomKnob]
+        cls,
+        problem: Problem,
+        dimensions: Mapping[str, tuple[Choice, ...]],
+        custom: Mapping[str, CustomKnob],
     ) -> Survey:
         """Return a survey of no point yet."""
         from frontrunner.spaces.columns import Places, RecipeColumns
 
         places = Places.of(dimensions, ())
-        return cls(problem=problem, dimensions=dimensions, recipes=RecipeColumns.of(()), places=places, custom=custom)
+        return cls(
+            problem=problem,
+            dimensions=dimensions,
+            recipes=RecipeColumns.of(()),
+            places=places,
+            custom=custom,
+        )
 
     @property
     def points(self) -> int:
@@ -290,11 +353,17 @@ class Survey(Displayed):
     @property
     def legal(self) -> dict[Point, Recipe]:
         """The point that gives each legal recipe; for surveys of a few thousand."""
-        return {tuple(self.choices(row).values()): recipe for row, recipe in enumerate(self.recipes)}
+        return {
+            tuple(self.choices(row).values()): recipe for row, recipe in enumerate(self.recipes)
+        }
 
     def choices(self, row: int) -> dict[str, Choice]:
         """Return the choice for each dimension that gives the recipe of a row."""
-        return {name: values[codes[row]] for name in self.dimensions for values, codes in [self.places.column(name)]}
+        return {
+            name: values[codes[row]]
+            for name in self.dimensions
+            for values, codes in [self.places.column(name)]
+        }
 
     def keep(self, rows: Rows | npt.NDArray[np.bool_]) -> Survey:
         """Return the survey with these of the legal recipes alone."""

@@ -1,7 +1,8 @@
-"""Which layers each pipeline stage holds: as even as possible, or balanced with what first and last stage do besides.
+"""Which layers each pipeline stage holds: as even as possible, or balanced with what first and last
+stage do besides.
 
-A looped placement gives pipeline rank r the stages r, r + pp, r + 2 pp, ...; a V-shaped one gives it r and 2 pp - 1 -
-r.
+A looped placement gives pipeline rank r the stages r, r + pp, r + 2 pp, ...; a V-shaped one gives
+it r and 2 pp - 1 - r.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def rank_of_stage(recipe: Recipe, stage: int) -> int:
 
 
 def even_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """Return the layers of each stage as evenly as possible: the first stages take the remainder."""
+    """Return the layers of each stage as evenly as possible: the first stages take the
+    remainder.
+    """
     size, remainder = divmod(layers, stages)
     return tuple(size + (stage < remainder) for stage in range(stages))
 
@@ -35,7 +38,9 @@ def layers_of_stages(recipe: Recipe, layers: int) -> tuple[int, ...]:
 
 
 def layers_of_ranks(recipe: Recipe, layers: int, *, first: int | None = None) -> list[int]:
-    """Return the layers that each pipeline rank holds in all its stages; given `first`, those of the first ones."""
+    """Return the layers that each pipeline rank holds in all its stages; given `first`, those of
+    the first ones.
+    """
     held = [0] * recipe.pipeline_parallel
     counts = layers_of_stages(recipe, layers)
     for stage, count in enumerate(counts if first is None else leading(counts, first)):
@@ -50,20 +55,28 @@ def leading(counts: Sequence[int], first: int) -> list[int]:
 
 
 def balanced_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
-    """Return how many layers each stage holds so that the busiest pipeline rank has as little to do as possible.
+    """Return how many layers each stage holds so that the busiest pipeline rank has as little to do
+    as possible.
 
-    A rank's work are the FLOPs of a micro-batch, recompute included, of its layers, and on the last stage of the head
-    and of MTP layers. Ties are broken by the busiest stage, then by the most parameters of a rank. Layers cost the
-    same, so that giving each in turn to the least busy is optimal.
+    A rank's work are the FLOPs of a micro-batch, recompute included, of its layers, and on the last
+    stage of the head and of MTP layers. Ties are broken by the busiest stage, then by the most
+    parameters of a rank. Layers cost the same, so that giving each in turn to the least busy is
+    optimal.
     """
     model = problem.model
     # FLOPs of a token in a step, what is computed a second time included.
-    layer_flops = (4.0 if recipe.recompute == "full" else 3.0) * model.layer_flops_per_token(problem.sequence_length)
+    layer_flops = (4.0 if recipe.recompute == "full" else 3.0) * model.layer_flops_per_token(
+        problem.sequence_length
+    )
     if recipe.feed_forward_tiles > 1:
         layer_flops += model.feed_forward_flops_per_token()
     head_flops = (4.0 if recipe.loss_chunks > 1 else 3.0) * model.head_flops_per_token()
-    head_flops += (4.0 if recipe.recompute == "full" else 3.0) * model.mtp_flops_per_token(problem.sequence_length)
-    rows = model.padded_vocabulary + (problem.sequence_length if model.positions == "learned" else 0)
+    head_flops += (4.0 if recipe.recompute == "full" else 3.0) * model.mtp_flops_per_token(
+        problem.sequence_length
+    )
+    rows = model.padded_vocabulary + (
+        problem.sequence_length if model.positions == "learned" else 0
+    )
     return _balance(
         model.layers,
         tuple(rank_of_stage(recipe, stage) for stage in range(recipe.stages)),
@@ -95,7 +108,9 @@ def _balance(
     of_rank, parameters = [0.0] * len(rank_of), [0.0] * len(rank_of)
     for stage, rank in enumerate(rank_of):
         of_rank[rank] += of_stage[stage]
-        parameters[rank] += 1 + embedding_layers * (stage == 0) + head_parameter_layers * (stage == last)
+        parameters[rank] += (
+            1 + embedding_layers * (stage == 0) + head_parameter_layers * (stage == last)
+        )
 
     def burden(stage: int) -> tuple[float, float, float]:
         return of_rank[rank_of[stage]], of_stage[stage], parameters[rank_of[stage]]

@@ -1,4 +1,6 @@
-"""Validation of configuration and stored JSON by pydantic; a mistake becomes one `InvalidInput` in plain words."""
+"""Validation of configuration and stored JSON by pydantic; a mistake becomes one `InvalidInput` in
+plain words.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,23 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, TypeAdapter, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
 
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, did_you_mean, shown, shown_key
+from frontrunner.spaces.errors import (
+    FrontrunnerError,
+    InvalidInput,
+    bad_value,
+    did_you_mean,
+    shown,
+    shown_key,
+)
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Config")
@@ -30,14 +46,19 @@ EXPECTED = {
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
     "string_type": "text in quotes",
     "tuple_type": "a list",
-    **dict.fromkeys(("dataclass_type", "dict_type", "mapping_type", "model_type", "model_attributes_type"), A_TABLE),
+    **dict.fromkeys(
+        ("dataclass_type", "dict_type", "mapping_type", "model_type", "model_attributes_type"),
+        A_TABLE,
+    ),
 }
 
 
 class Config(BaseModel):
     """Base of the configuration tree: frozen, strict, without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
+    )
 
 
 @dataclass(frozen=True)
@@ -46,18 +67,24 @@ class SchemaOf:
 
     adapt: Callable[[dict[str, Any]], None]
 
-    def __get_pydantic_json_schema__(self, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        self, core_schema: Any, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
         schema = deepcopy(handler.resolve_ref_schema(handler(core_schema)))
         self.adapt(schema)
         return schema
 
 
 def parse(tree: type[C], table: Table, *, largest: int = LARGEST_NUMBER, **context: object) -> C:
-    """Validate a parsed TOML or JSON table; validators read `context`. Raises `InvalidInput` naming the key."""
+    """Validate a parsed TOML or JSON table; validators read `context`. Raises `InvalidInput` naming
+    the key.
+    """
     refuse_unusable_values(table, largest)
     try:
         # As JSON, in which strict validation takes a list for a tuple and a table for a dataclass.
-        return tree.model_validate_json(json.dumps(table, default=lambda _: OF_NO_TYPE), context=context)
+        return tree.model_validate_json(
+            json.dumps(table, default=lambda _: OF_NO_TYPE), context=context
+        )
     except ValidationError as error:
         raise invalid_input(error.errors(), table, tree) from None
 
@@ -74,7 +101,9 @@ def _tree_of(cls: Hashable, key: str) -> type[Config]:
 
 
 def refuse_unusable_values(table: Table, largest: int = LARGEST_NUMBER) -> None:
-    """Raise `InvalidInput` for the first value that no key takes: NaN, infinity, a huge number, deep nesting."""
+    """Raise `InvalidInput` for the first value that no key takes: NaN, infinity, a huge number,
+    deep nesting.
+    """
     waiting: list[tuple[str, int, Any]] = [("", 0, table)]
     while waiting:
         path, depth, value = waiting.pop()
@@ -82,7 +111,10 @@ def refuse_unusable_values(table: Table, largest: int = LARGEST_NUMBER) -> None:
             raise InvalidInput(f"{path} is nested more than {DEEPEST_TABLE} deep, which no key is")
         if isinstance(value, Mapping):
             dot = f"{path}." if path else ""
-            waiting += [(dot + shown_key(str(key)), depth + 1, item) for key, item in reversed(list(value.items()))]
+            waiting += [
+                (dot + shown_key(str(key)), depth + 1, item)
+                for key, item in reversed(list(value.items()))
+            ]
         elif isinstance(value, list):
             waiting += [(path, depth + 1, item) for item in reversed(value)]
         elif isinstance(value, float) and not math.isfinite(value):
@@ -96,7 +128,8 @@ def invalid_input(
 ) -> FrontrunnerError:
     """Convert pydantic's errors into ours: of several, the first unknown key, else the first.
 
-    `given` is the validated table, for values as they were written; `tree` is the model, for suggestions of keys.
+    `given` is the validated table, for values as they were written; `tree` is the model, for
+    suggestions of keys.
     """
     first = next((error for error in errors if error["type"] in UNKNOWN_KEY), errors[0])
     original = first.get("ctx", {}).get("error")
@@ -115,14 +148,24 @@ def invalid_input(
         return InvalidInput(f"unknown {what}", hint=_suggestion(place, tables))
     if first["type"] in ("missing", "missing_keyword_only_argument", "missing_argument"):
         if key in sections:
-            return InvalidInput(f"[{key}] is missing", hint="`frontrunner init` writes a file with what is needed")
-        return InvalidInput(f"{key} is missing" + (f" from [{'.'.join(names[:-1])}]" if names[1:] else ""))
+            return InvalidInput(
+                f"[{key}] is missing", hint="`frontrunner init` writes a file with what is needed"
+            )
+        return InvalidInput(
+            f"{key} is missing" + (f" from [{'.'.join(names[:-1])}]" if names[1:] else "")
+        )
     expected = EXPECTED.get(first["type"])
     if expected is None:
         subject, _, rest = str(first["msg"]).partition(" should ")
         is_plain = rest.startswith("be ")
-        expected = rest.removeprefix("be ") if is_plain else f"a {subject.lower()} to {rest}".removesuffix(" to ")
-    return bad_value(key, value, f"a section: [{key}]" if expected == A_TABLE and key in sections else expected)
+        expected = (
+            rest.removeprefix("be ")
+            if is_plain
+            else f"a {subject.lower()} to {rest}".removesuffix(" to ")
+        )
+    return bad_value(
+        key, value, f"a section: [{key}]" if expected == A_TABLE and key in sections else expected
+    )
 
 
 def _value_at(place: Sequence[str | int], given: object, otherwise: object) -> object:
@@ -154,7 +197,9 @@ def _suggestion(place: Sequence[str | int], tables: Table) -> str | None:
 
 @cache
 def inlined_schema(tree: type[BaseModel]) -> dict[str, Any]:
-    """Return the JSON Schema of a model without references and titles; no table in it takes an unknown key."""
+    """Return the JSON Schema of a model without references and titles; no table in it takes an
+    unknown key.
+    """
     found = tree.model_json_schema()
     plain: dict[str, Any] = _plain(found, found.get("$defs", {}))
     return plain
@@ -169,11 +214,20 @@ def _plain(node: Any, definitions: dict[str, Any], within: tuple[str, ...] = ())
         name = node["$ref"].rpartition("/")[2]
         if name in within:  # a table that may hold tables of its own kind
             return {"type": "object"}
-        node, within = definitions[name] | {key: node[key] for key in node if key != "$ref"}, (*within, name)
+        node, within = (
+            definitions[name] | {key: node[key] for key in node if key != "$ref"},
+            (*within, name),
+        )
     is_title = isinstance(node.get("title"), str)
     left_out = ("$defs", "title") if is_title else ("$defs",)
-    plain = {key: _plain(value, definitions, within) for key, value in node.items() if key not in left_out}
-    return plain | ({"additionalProperties": False} if isinstance(node.get("properties"), dict) else {})
+    plain = {
+        key: _plain(value, definitions, within)
+        for key, value in node.items()
+        if key not in left_out
+    }
+    return plain | (
+        {"additionalProperties": False} if isinstance(node.get("properties"), dict) else {}
+    )
 
 
 @cache
@@ -187,9 +241,13 @@ def dump_json(value: object) -> str:
 
 
 def load_json(cls: type[T], text: str, *, what: str) -> T:
-    """Return the dataclass that `dump_json` wrote; raises `InvalidInput` naming `what` where it does not fit."""
+    """Return the dataclass that `dump_json` wrote; raises `InvalidInput` naming `what` where it
+    does not fit.
+    """
     try:
         found: T = _adapter(cls).validate_json(text)  # type: ignore[arg-type]
     except ValidationError as error:
-        raise invalid_input([{**one, "loc": (what, *one["loc"])} for one in error.errors()]) from None
+        raise invalid_input(
+            [{**one, "loc": (what, *one["loc"])} for one in error.errors()]
+        ) from None
     return found

@@ -11,18 +11,20 @@ from hypothesis import settings
 from frontrunner.results.store import Store, open_store
 from support.postgresql import Server, running_server
 
-# A shell starts background jobs, and nohup its command, with these ignored, and every child inherits that: the
-# programs under test must meet signals as they do in a user's terminal.
+# A shell starts background jobs, and nohup its command, with these ignored, and every child
+# inherits that: the programs under test must meet signals as they do in a user's terminal.
 for _number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
-        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(
+            _number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL
+        )
 
 # pytest's worker processes state the size of a terminal that the programs under test do not have.
 for _name in ("COLUMNS", "LINES"):
     os.environ.pop(_name, None)
 
-# The same examples each time: a failure then comes from a change, not from a draw. Others are drawn on demand, by
-# pytest --hypothesis-profile=explore.
+# The same examples each time: a failure then comes from a change, not from a draw. Others are drawn
+# on demand, by pytest --hypothesis-profile=explore.
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, deadline=None)
 settings.load_profile("same")
@@ -31,13 +33,17 @@ settings.load_profile("same")
 TIERS = {"unit": "unit", "contract": "contract", "system": "system", "faults": "system"}
 """Marker of the tests in each folder. A test marked `smoke` or `system` by itself keeps its own."""
 STARTED_FIRST = "test_slurm.py"
-"""Its tests wait for a batch system most of their time: started last, they would be all that still runs."""
+"""Its tests wait for a batch system most of their time: started last, they would be all that still
+runs.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         own = {mark.name for mark in item.iter_markers()}
-        if "postgresql" in item.name:  # starting a server costs more than what these see beyond SQLite
+        if (
+            "postgresql" in item.name
+        ):  # starting a server costs more than what these see beyond SQLite
             item.add_marker("system")
         elif not own & {"smoke", "system"}:
             item.add_marker(TIERS[item.path.relative_to(Path(__file__).parent).parts[0]])

@@ -1,8 +1,8 @@
 """Intervals of the formulas' step times, and measurements that are faster than they can explain.
 
-A probe is compared with the least that its recipe needs: the formulas with hosts, latencies, kernel starts and tile
-losses at zero and gradients fully overlapped. A faster step is mostly a mistake: fewer micro-batches than stated, a
-smaller model, a clock that does not wait for the device.
+A probe is compared with the least that its recipe needs: the formulas with hosts, latencies, kernel
+starts and tile losses at zero and gradients fully overlapped. A faster step is mostly a mistake:
+fewer micro-batches than stated, a smaller model, a clock that does not wait for the device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.machine import ASSUMED, BOUNDS, SOFTWARE_CONSTANTS, Machine, assumptions, fit_of
+from frontrunner.evaluators.analytic.machine import (
+    ASSUMED,
+    BOUNDS,
+    SOFTWARE_CONSTANTS,
+    Machine,
+    assumptions,
+    fit_of,
+)
 from frontrunner.evaluators.analytic.priors import (
     ALIKE,
     ASSUMED_DEVIATIONS,
@@ -32,7 +39,14 @@ from frontrunner.evaluators.analytic.priors import (
     of_network,
     scaled_by,
 )
-from frontrunner.evaluators.analytic.software import ENGINES, FRONTRUNNER, Software, coded, described, known_as
+from frontrunner.evaluators.analytic.software import (
+    ENGINES,
+    FRONTRUNNER,
+    Software,
+    coded,
+    described,
+    known_as,
+)
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
 from frontrunner.spaces.cluster import Cluster, FittedCode
@@ -42,8 +56,9 @@ from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 
 VALIDATED_DEVICES = frozenset({"a100-40gb", "a100-80gb"})
 ROW_ERROR = 0.07
-"""Standard deviation of a row's log step time that no constant explains: 0.05 to 0.14 in tables of A100. That a device
-is not validated widens its constants, and not this once more."""
+"""Standard deviation of a row's log step time that no constant explains: 0.05 to 0.14 in tables of
+A100. That a device is not validated widens its constants, and not this once more.
+"""
 ROW_ERROR_ROWS = 6
 """Rows that `ROW_ERROR` is worth beside those of a fit; assumed."""
 FEWEST_PROBLEMS = 3
@@ -51,13 +66,19 @@ FEWEST_PROBLEMS = 3
 UNJUDGED_ERROR = 0.35
 """The same of choices whose formulas are not validated, but for those of `BOUNDED`; a guess."""
 EXPERTS_ERROR, ROUTED_ERROR = 0.15, 0.25
-"""The same of mixtures of experts, and of routers that deal tokens unevenly: 98 published steps with even routing were
-off by 0.22 together with the constants, and half of 17 with a router by more than 0.25."""
+"""The same of mixtures of experts, and of routers that deal tokens unevenly: 98 published steps
+with even routing were off by 0.22 together with the constants, and half of 17 with a router by more
+than 0.25.
+"""
 FP8_ERROR = 0.1
-"""How far the time in FP8 over that in 16 bits is off, as a logarithm: 0.09 in 50 published pairs."""
+"""How far the time in FP8 over that in 16 bits is off, as a logarithm: 0.09 in 50 published
+pairs.
+"""
 COMPILE_SHARE = 0.5
 """Of the gain of compiling that is off; two published pairs took 0.86 of the time, as predicted."""
-BOUNDED = frozenset({"compile", "fp8", "mixtures of experts", "expert_parallel", "expert_tensor_parallel"})
+BOUNDED = frozenset(
+    {"compile", "fp8", "mixtures of experts", "expert_parallel", "expert_tensor_parallel"}
+)
 """Choices whose formulas are not validated, and that have errors of their own."""
 COMPARED = frozenset({"mixtures of experts", "expert_parallel"})
 """Those of them that were compared with published steps, which `EXPERTS_COMPARED` says."""
@@ -65,57 +86,80 @@ MEAN_TO_DEVIATION = (math.pi / 2) ** 0.5
 """A normal's standard deviation over its mean distance."""
 
 VALIDATED = (
-    "tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation", "devices", "virtual_stages",
+    "tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation", "devices",
+    "virtual_stages",
     "schedule", "sharding", "recompute", "sequence_parallel", "replication", "layer_split",
 )  # fmt: skip
-"""The dimensions whose formulas measurements have validated; of schedules and shardings only those of `unvalidated`."""
+"""The dimensions whose formulas measurements have validated; of schedules and shardings only those
+of `unvalidated`.
+"""
 VALIDATED_SCHEDULES = ("none", "1f1b", "interleaved-1f1b")
 _UNVALIDATED = tuple(
-    (one.name, one.field, one.neutral) for one in DIMENSIONS.values() if one.name not in VALIDATED and one.is_everywhere
+    (one.name, one.field, one.neutral)
+    for one in DIMENSIONS.values()
+    if one.name not in VALIDATED and one.is_everywhere
 )
 
 FASTER_THAN_NEEDED = math.exp(NORMAL_95 * math.hypot(DEVIATIONS["matmul"], ROW_ERROR))
-"""A step this many times as fast as needed is rejected: beyond 95 % of steps that are all products, known to a tenth.
+"""A step this many times as fast as needed is rejected: beyond 95 % of steps that are all products,
+known to a tenth.
 
 Of 1,673 published steps none was above 1.07.
 """
 SCALES = {"peak_tflops": "matmul"} | {key: name for key, (name, _) in ASSUMED_DEVIATIONS.items()}
-"""A cluster's key that takes a common value where it is not given -> the constant that it scales."""
+"""A cluster's key that takes a common value where it is not given -> the constant that it
+scales.
+"""
 LINKS = {"node_links", "network_links"}
 LOSSES = (
-    "tile_waves", "reduction_depth", "kernel_s", "node_latency_s", "network_latency_s", "ring_node_hop_s",
+    "tile_waves", "reduction_depth", "kernel_s", "node_latency_s", "network_latency_s",
+    "ring_node_hop_s",
     "ring_network_hop_s", "crowded_hop_s",
 )  # fmt: skip
 
 OTHER_HARDWARE = "the formulas' constants were validated on A100 in 16 bits only"
-HOST_UNLIMITED = "the host's memory limits no recipe that offloads: a cluster file does not state its size"
-HOST_ASSUMED = f"links.host_gb_per_s is not given: offloading is estimated with {ASSUMED['links.host_gb_per_s']:g} GB/s"
+HOST_UNLIMITED = (
+    "the host's memory limits no recipe that offloads: a cluster file does not state its size"
+)
+HOST_ASSUMED = (
+    "links.host_gb_per_s is not given: offloading is estimated with"
+    f" {ASSUMED['links.host_gb_per_s']:g} GB/s"
+)
 UNEVENLY_LOADED = (
-    "ranks are taken to get as unequally many tokens for their experts as routers of published models dealt them;"
-    " cluster.efficiencies.rank_imbalance states the fullest one's share over the mean, which `frontrunner show` gives"
-    " of a probe"
+    "ranks are taken to get as unequally many tokens for their experts as routers of published"
+    " models dealt them; cluster.efficiencies.rank_imbalance states the fullest one's share over"
+    " the mean, which `frontrunner show` gives of a probe"
 )
 NOT_TRAINED = (
-    "the built-in trainer has no multi-token prediction (model.mtp_layers): `frontrunner launch` needs another one,"
-    ' by evaluator = "command"'
+    "the built-in trainer has no multi-token prediction (model.mtp_layers): `frontrunner launch`"
+    ' needs another one, by evaluator = "command"'
 )
 EXPERTS_COMPARED = (
-    "mixtures of experts were compared with 134 published steps, off by 18 % on average; no constant was fitted to them"
+    "mixtures of experts were compared with 134 published steps, off by 18 % on average; no"
+    " constant was fitted to them"
 )
-COMPILED = "compiled recipes run norms, activation, rotation and, in one piece, the loss as fused kernels"
-SHARED_CPU = "ranks on one machine's CPU share its cores; the formulas give each its own, so do not trust their order"
+COMPILED = (
+    "compiled recipes run norms, activation, rotation and, in one piece, the loss as fused kernels"
+)
+SHARED_CPU = (
+    "ranks on one machine's CPU share its cores; the formulas give each its own, so do not trust"
+    " their order"
+)
 MEASURED_TOGETHER = (
-    "the figures are those of ranks that are all busy on one CPU; where some wait, as in pipelines, others are faster"
+    "the figures are those of ranks that are all busy on one CPU; where some wait, as in pipelines,"
+    " others are faster"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """How far to trust estimates of one problem; `assumed` are cluster keys that take a common value.
+    """How far to trust estimates of one problem; `assumed` are cluster keys that take a common
+    value.
 
-    `expected_error` is the mean error of step times, None where nothing is estimated or the device's peak is assumed:
-    `why_no_times` then states that no figure that follows from time is an estimate. `software` are the training codes
-    that are assumed, one for each engine, of an unknown one what is stated.
+    `expected_error` is the mean error of step times, None where nothing is estimated or the
+    device's peak is assumed: `why_no_times` then states that no figure that follows from time is an
+    estimate. `software` are the training codes that are assumed, one for each engine, of an unknown
+    one what is stated.
     """
 
     assumed: tuple[str, ...]
@@ -134,22 +178,41 @@ class Trust:
         return f"estimates, not measurements: {off}"
 
     def assumed_in_words(self) -> str:
-        """Return the keys of the cluster that were not given, with their values: `cluster.matmul_share = 0.7`."""
-        values = {key: ASSUMED["peak_tflops" if key.startswith("peak_tflops") else key] for key in self.assumed}
+        """Return the keys of the cluster that were not given, with their values:
+        `cluster.matmul_share = 0.7`.
+        """
+        values = {
+            key: ASSUMED["peak_tflops" if key.startswith("peak_tflops") else key]
+            for key in self.assumed
+        }
         return ", ".join(f"cluster.{key} = {value:g}" for key, value in values.items())
 
 
 def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float | None]) -> Trust:
-    """Return how far to trust estimates of these recipes; `errors` are the `expected_error` of those at hand."""
+    """Return how far to trust estimates of these recipes; `errors` are the `expected_error` of
+    those at hand.
+    """
     found = each(recipes, lambda recipe: tuple({*unvalidated(recipe, problem)} - COMPARED))
     unknown = [choices for choices in found.tolist() if choices]
     names = ", ".join(sorted({name for choices in unknown for name in choices}))
-    offloads = bool(each(recipes, lambda recipe: recipe.offload != "none" or recipe.activation_offload, np.bool_).any())
-    known, engines = [error for error in errors if error is not None], set(each(recipes, attrgetter("engine")).tolist())
+    offloads = bool(
+        each(
+            recipes, lambda recipe: recipe.offload != "none" or recipe.activation_offload, np.bool_
+        ).any()
+    )
+    known, engines = (
+        [error for error in errors if error is not None],
+        set(each(recipes, attrgetter("engine")).tolist()),
+    )
     count = "1 estimate is" if len(unknown) == 1 else f"{len(unknown):,} estimates are"
-    precision, parts = problem.precision, [own for own, _ in problem.split(recipes)] or problem.by_group.values()
+    precision, parts = (
+        problem.precision,
+        [own for own, _ in problem.split(recipes)] or problem.by_group.values(),
+    )
     clusters = [own.cluster for own in parts]
-    codes = [coded(problem.software, engine) for engine in ENGINES if engine in engines] or [coded(problem.software)]
+    codes = [coded(problem.software, engine) for engine in ENGINES if engine in engines] or [
+        coded(problem.software)
+    ]
     estimated = list(itertools.product(clusters, codes))
     fits = [fit_of(one, precision, code) for one, code in estimated]
     on_cpu = {one.matmul_flops(precision) is not None for one in clusters if one.backend == "cpu"}
@@ -160,22 +223,30 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         OTHER_HARDWARE: None in fits and not all(is_validated(one, precision) for one in clusters),
         SHARED_CPU: False in on_cpu,
         MEASURED_TOGETHER: True in on_cpu,
-        f"{count} less certain: no measurement has validated {names}": bool(unknown) and has_times(problem),
+        f"{count} less certain: no measurement has validated {names}": (
+            bool(unknown) and has_times(problem)
+        ),
         EXPERTS_COMPARED: problem.model.experts > 0 and has_times(problem),
         COMPILED: bool(each(recipes, attrgetter("compile"), np.bool_).any()),
-        UNEVENLY_LOADED: problem.model.experts > 0
-        and problem.model.routing == "learned"
-        and not all("rank_imbalance" in one.efficiencies for one in clusters),
+        UNEVENLY_LOADED: (
+            problem.model.experts > 0
+            and problem.model.routing == "learned"
+            and not all("rank_imbalance" in one.efficiencies for one in clusters)
+        ),
         HOST_UNLIMITED: offloads,
         HOST_ASSUMED: offloads and any(one.links.host_gb_per_s is None for one in clusters),
     }
-    keys = tuple(dict.fromkeys(itertools.chain(*(assumed(one, precision, code) for one, code in estimated))))
+    keys = tuple(
+        dict.fromkeys(itertools.chain(*(assumed(one, precision, code) for one, code in estimated)))
+    )
     return Trust(
         assumed=keys,
         expected_error=statistics.fmean(known) if known else None,
         why_no_times=_why_no_times(keys) if None in errors or not known else None,
         remarks=tuple(remark for remark, holds in remarks.items() if holds),
-        software=tuple(dict.fromkeys(described(problem, engine) for engine in ENGINES if engine in engines)),
+        software=tuple(
+            dict.fromkeys(described(problem, engine) for engine in ENGINES if engine in engines)
+        ),
     )
 
 
@@ -185,17 +256,22 @@ def _used_fit(fit: FittedCode) -> str:
 
 
 def _unused_fits(estimated: Sequence[tuple[Cluster, Software]], precision: str) -> list[str]:
-    """Return a remark for each code without a fit of its own on a cluster that has fits of others."""
+    """Return a remark for each code without a fit of its own on a cluster that has fits of
+    others.
+    """
     return [
-        f"the cluster file's fit to steps of {' and of '.join(map(_fitted_to, cluster.fitted))} is not used for"
-        f" {known_as(code)} in {precision}"
+        f"the cluster file's fit to steps of {' and of '.join(map(_fitted_to, cluster.fitted))} is"
+        f" not used for {known_as(code)} in {precision}"
         for cluster, code in estimated
         if cluster.fitted and fit_of(cluster, precision, code) is None
     ]
 
 
 def _fitted_to(fit: FittedCode) -> str:
-    return f"{fit.code} in {', '.join(name for name, error in vars(fit.error).items() if error is not None)}"
+    return (
+        f"{fit.code} in"
+        f" {', '.join(name for name, error in vars(fit.error).items() if error is not None)}"
+    )
 
 
 def _why_no_times(keys: Sequence[str]) -> str | None:
@@ -203,36 +279,46 @@ def _why_no_times(keys: Sequence[str]) -> str | None:
     if peak is None:
         return None
     return (
-        f"no time or rate here is an estimate, at most the recipes' order means something: cluster.{peak} is not given "
-        f"(assumed: {ASSUMED['peak_tflops']:g})"
+        "no time or rate here is an estimate, at most the recipes' order means something:"
+        f" cluster.{peak} is not given (assumed: {ASSUMED['peak_tflops']:g})"
     )
 
 
 def own_error(cluster: Cluster, precision: str) -> float | None:
-    """Return the error that a cluster states for its own measured rows while they were held back, or None."""
+    """Return the error that a cluster states for its own measured rows while they were held back,
+    or None.
+    """
     error: float | None = getattr(cluster.expected_error, precision)
     return error
 
 
 def is_validated(cluster: Cluster, precision: str) -> bool:
-    """Return whether the formulas' constants were validated on the cluster's device and this precision."""
+    """Return whether the formulas' constants were validated on the cluster's device and this
+    precision.
+    """
     own = own_error(cluster, precision) is not None
     return own or (cluster.device in VALIDATED_DEVICES and precision != "fp32")
 
 
 def prior_deviations(cluster: Cluster, precision: str) -> dict[str, float]:
-    """Return the prior deviation of each of the formulas' constants on a cluster, whatever was fitted to its codes."""
-    return deviations_of(cluster, assumed(cluster, precision), is_validated=is_validated(cluster, precision))
+    """Return the prior deviation of each of the formulas' constants on a cluster, whatever was
+    fitted to its codes.
+    """
+    return deviations_of(
+        cluster, assumed(cluster, precision), is_validated=is_validated(cluster, precision)
+    )
 
 
 def log_bounds(
     cluster: Cluster, precision: str, software: Software, work: Workload, unjudged: Flags
 ) -> tuple[Rows, Rows]:
-    """Return how far the 95 % bounds of each row's step time are below and above its estimate, as logarithms.
+    """Return how far the 95 % bounds of each row's step time are below and above its estimate, as
+    logarithms.
 
-    They come from the constants, and from what these do not explain; `unjudged` rows have choices whose formulas are
-    not validated. Of constants that were fitted to the code's steps the posterior is left, and a row is as far off as
-    those that were held back. The error that a cluster states of its own rows holds all that it states or they feel.
+    They come from the constants, and from what these do not explain; `unjudged` rows have choices
+    whose formulas are not validated. Of constants that were fitted to the code's steps the
+    posterior is left, and a row is as far off as those that were held back. The error that a
+    cluster states of its own rows holds all that it states or they feel.
     """
     fit, machine = fit_of(cluster, precision, software), Machine.of(cluster, precision, software)
     deviations: dict[str, float | Rows] = {**prior_deviations(cluster, precision)}
@@ -250,39 +336,56 @@ def log_bounds(
         deviations |= {name: OTHER_DEVICES * deviations[name] for name in own_constants}
     unknown = (work.expert_deviation > 0) & (machine.efficiencies.rank_imbalance is None)
     experts = (work.experts > 0) * np.hypot(EXPERTS_ERROR, unknown * ROUTED_ERROR)
-    others = NORMAL_95 * np.hypot(np.hypot(row, _gains(machine, work)), np.hypot(unjudged * UNJUDGED_ERROR, experts))
+    others = NORMAL_95 * np.hypot(
+        np.hypot(row, _gains(machine, work)), np.hypot(unjudged * UNJUDGED_ERROR, experts)
+    )
     beyond = [] if fit is None else [of_network(_beyond(fit, nodes, deviations["network_links"]))]
-    below, above = log_ends(cluster, precision, software, work, [*directions(deviations, fit), *beyond])
-    if cluster.backend == "cpu" and cluster.matmul_flops(precision) is None:  # ranks may share a core
+    below, above = log_ends(
+        cluster, precision, software, work, [*directions(deviations, fit), *beyond]
+    )
+    if (
+        cluster.backend == "cpu" and cluster.matmul_flops(precision) is None
+    ):  # ranks may share a core
         above = np.hypot(above, np.log(np.minimum(work.devices, cluster.devices_per_node)))
-    faster, slower = _between_codes(cluster, precision, software, work) if not _knows_code(fit) else (0.0, 0.0)
+    faster, slower = (
+        _between_codes(cluster, precision, software, work) if not _knows_code(fit) else (0.0, 0.0)
+    )
     return np.sqrt(below**2 + others**2 + faster), np.sqrt(above**2 + others**2 + slower)
 
 
 def fitted_row_error(fit: FittedCode, precision: str) -> float:
-    """Return the deviation of a row's log step time that no constant explains, by rows that were held back.
+    """Return the deviation of a row's log step time that no constant explains, by rows that were
+    held back.
 
-    It is that of a normal whose variance has an inverse chi-squared prior: few rows, or many of one problem, say little
-    of it, and leave it wide.
+    It is that of a normal whose variance has an inverse chi-squared prior: few rows, or many of one
+    problem, say little of it, and leave it wide.
     """
     off = MEAN_TO_DEVIATION * (getattr(fit.error, precision) or 0.0)
     rows = fit.rows / (1 + ALIKE * (fit.rows / fit.problems - 1))
     return math.sqrt((rows * off**2 + ROW_ERROR_ROWS * ROW_ERROR**2) / (rows + ROW_ERROR_ROWS - 2))
 
 
-def known_network(known: float | Rows, unseen: float | Rows, nodes: float | Rows, seen: float) -> Rows:
-    """Return the deviation of a network that is `known` on up to `seen` nodes, and on twice as many as if unseen."""
+def known_network(
+    known: float | Rows, unseen: float | Rows, nodes: float | Rows, seen: float
+) -> Rows:
+    """Return the deviation of a network that is `known` on up to `seen` nodes, and on twice as many
+    as if unseen.
+    """
     beyond = np.clip(np.log2(nodes / max(seen, 1.0)), 0.0, 1.0)
     found: Rows = known + beyond * (unseen - known)
     return found
 
 
 def _beyond(fit: FittedCode, nodes: Rows, unseen: float | Rows) -> Rows:
-    """Return what the network's deviation has besides the posterior's, on more nodes than the fit's rows had."""
+    """Return what the network's deviation has besides the posterior's, on more nodes than the fit's
+    rows had.
+    """
     known = next((one.deviation for one in fit.constants if one.name == "network_links"), None)
     if known is None:
         return np.zeros(1)
-    found: Rows = np.sqrt(known_network(known, np.maximum(unseen, known), nodes, fit.nodes) ** 2 - known**2)
+    found: Rows = np.sqrt(
+        known_network(known, np.maximum(unseen, known), nodes, fit.nodes) ** 2 - known**2
+    )
     return found
 
 
@@ -292,21 +395,30 @@ def _knows_code(fit: FittedCode | None) -> bool:
 
 
 def _gains(machine: Machine, work: Workload) -> Rows:
-    """Return how far the gains of compiling and of products in 8 bits are off, as the deviation of a logarithm."""
+    """Return how far the gains of compiling and of products in 8 bits are off, as the deviation of
+    a logarithm.
+    """
     found: Rows = np.where(work.fp8 > 0, FP8_ERROR, 0.0)
     if work.compile.any():
-        plain: Workload = replace(work, compile=np.zeros_like(work.compile), fp8=np.zeros_like(work.fp8))
+        plain: Workload = replace(
+            work, compile=np.zeros_like(work.compile), fp8=np.zeros_like(work.fp8)
+        )
         compiled: Workload = replace(plain, compile=work.compile)
         gain = np.log(step_time(machine, plain).total / step_time(machine, compiled).total)
         found = np.sqrt(found**2 + (COMPILE_SHARE * gain) ** 2)
     return found
 
 
-def _between_codes(cluster: Cluster, precision: str, software: Software, work: Workload) -> tuple[Rows, Rows]:
-    """Return the squared 95 % bounds, as logarithms, of the step times of the codes that an unknown one stands for."""
+def _between_codes(
+    cluster: Cluster, precision: str, software: Software, work: Workload
+) -> tuple[Rows, Rows]:
+    """Return the squared 95 % bounds, as logarithms, of the step times of the codes that an unknown
+    one stands for.
+    """
     bare = replace(cluster, fitted=())
     times = [
-        np.log(step_time(Machine.of(bare, precision, one), work).total) for one in (software, *software.stands_for)
+        np.log(step_time(Machine.of(bare, precision, one), work).total)
+        for one in (software, *software.stands_for)
     ]
     off = np.stack(times[1:] or times) - times[0]
     # Each side is half of a normal: the mean over all codes is half its square.
@@ -316,7 +428,9 @@ def _between_codes(cluster: Cluster, precision: str, software: Software, work: W
 
 
 def grown(cluster: Cluster, precision: str, deviation: float | Rows, nodes: float | Rows) -> Rows:
-    """Return a deviation of the network on so many times the nodes; the same where the network is known."""
+    """Return a deviation of the network on so many times the nodes; the same where the network is
+    known.
+    """
     is_known = is_validated(cluster, precision) or has_measured_network(cluster)
     doublings = 0.0 if is_known else np.log2(np.maximum(nodes, 1))
     found: Rows = np.hypot(deviation, PER_DOUBLING * np.sqrt(doublings))
@@ -324,27 +438,35 @@ def grown(cluster: Cluster, precision: str, deviation: float | Rows, nodes: floa
 
 
 def mean_error(below: float, above: float) -> float:
-    """Return the mean of |measured / estimated step time - 1|, a lognormal of unlike halves with these 95 % bounds."""
+    """Return the mean of |measured / estimated step time - 1|, a lognormal of unlike halves with
+    these 95 % bounds.
+    """
     faster, slower = (statistics.NormalDist(sigma=bound / NORMAL_95) for bound in (below, above))
     more = math.exp(slower.variance / 2) * slower.cdf(slower.variance)
     return more - math.exp(faster.variance / 2) * faster.cdf(-faster.variance)
 
 
 def assumed(cluster: Cluster, precision: str, software: Software | None = None) -> tuple[str, ...]:
-    """Return the cluster's keys that take a common value, but for those whose error a fit to steps holds.
+    """Return the cluster's keys that take a common value, but for those whose error a fit to steps
+    holds.
 
-    It is that of a constant that was fitted to steps of the code `software`, or an error that the cluster states.
+    It is that of a constant that was fitted to steps of the code `software`, or an error that the
+    cluster states.
     """
     keys, fit = assumptions(cluster, precision), software and fit_of(cluster, precision, software)
     if fit:
         known = {one.name for one in fit.constants}
-        return tuple(key for key in keys if SCALES.get(key.partition(".")[0], SCALES.get(key)) not in known)
+        return tuple(
+            key for key in keys if SCALES.get(key.partition(".")[0], SCALES.get(key)) not in known
+        )
     own = own_error(cluster, precision)
     return keys if own is None else tuple(key for key in keys if key.startswith("links.nic"))
 
 
 def unvalidated(recipe: Recipe, problem: Problem) -> tuple[str, ...]:
-    """Return the choices of a recipe, and of its problem, whose formulas no measurement of step times has validated."""
+    """Return the choices of a recipe, and of its problem, whose formulas no measurement of step
+    times has validated.
+    """
     found = ["mixtures of experts"] if problem.model.experts else []
     found += [name for name, key, neutral in _UNVALIDATED if getattr(recipe, key) != neutral]
     found += [one.name for one in recipe.custom]
@@ -356,16 +478,26 @@ def unvalidated(recipe: Recipe, problem: Problem) -> tuple[str, ...]:
 
 
 def has_times(problem: Problem, engine: str = "torch") -> bool:
-    """Return whether step times are estimates; without the device's peak at most their order means something."""
-    clusters, code = [own.cluster for own in problem.by_group.values()], coded(problem.software, engine)
-    return not any(key.startswith("peak_tflops") for one in clusters for key in assumed(one, problem.precision, code))
+    """Return whether step times are estimates; without the device's peak at most their order means
+    something.
+    """
+    clusters, code = (
+        [own.cluster for own in problem.by_group.values()],
+        coded(problem.software, engine),
+    )
+    return not any(
+        key.startswith("peak_tflops")
+        for one in clusters
+        for key in assumed(one, problem.precision, code)
+    )
 
 
 def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | None:
-    """Return why a median step of `step_time_s` cannot be true; None also where the formulas cannot decide.
+    """Return why a median step of `step_time_s` cannot be true; None also where the formulas cannot
+    decide.
 
-    Those are CPUs, fp32, clusters that omit a figure or state constants of their own but their links', and unvalidated
-    choices.
+    Those are CPUs, fp32, clusters that omit a figure or state constants of their own but their
+    links', and unvalidated choices.
     """
     cluster = problem.at(recipe).cluster
     has_fitted = not (BOUNDS.keys() - LINKS).isdisjoint(cluster.efficiencies)
@@ -376,21 +508,50 @@ def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | 
     least_s = float(step_time(machine, Workload.of([recipe], problem)).total[0])
     if step_time_s * FASTER_THAN_NEEDED >= least_s:
         return None
-    took = f"the median step took {step_time_s:.4g} s, and the formulas give it at least {least_s:.4g} s"
+    took = (
+        f"the median step took {step_time_s:.4g} s, and the formulas give it at least"
+        f" {least_s:.4g} s"
+    )
     return f"{took}, {least_s / step_time_s:.2f} times as long"
 
 
 def at_best(machine: Machine) -> Machine:
-    """Return the machine without what makes one training code, host or library slower than another."""
-    at_once: dict[str, Any] = {"host_layer_s": 0.0, "host_collective_s": 0.0, "gradient_overlap": 1.0}
-    at_once |= {"norm": "fused", "gate": "fused", "rotary": "fused", "softmax": "fused", "flash": 2, "dropout": False}
-    at_once |= {"wide_gradients": False, "reduces_wide": False, "reduces_whole": False, "exchange_s": 0.0}
+    """Return the machine without what makes one training code, host or library slower than
+    another.
+    """
+    at_once: dict[str, Any] = {
+        "host_layer_s": 0.0,
+        "host_collective_s": 0.0,
+        "gradient_overlap": 1.0,
+    }
+    at_once |= {
+        "norm": "fused",
+        "gate": "fused",
+        "rotary": "fused",
+        "softmax": "fused",
+        "flash": 2,
+        "dropout": False,
+    }
+    at_once |= {
+        "wide_gradients": False,
+        "reduces_wide": False,
+        "reduces_whole": False,
+        "exchange_s": 0.0,
+    }
     at_once |= {"overlaps_unsharded": True, "overlaps_scattered": True, "graphs": "step"}
     at_once |= dict.fromkeys(("overlaps_interleaved", "overlaps_tensor", "overlaps_dispatch"), True)
-    at_once |= {"permutation": "fused", "sorts_received": False, "dispatches_once": True, "fuses_accumulation": True}
+    at_once |= {
+        "permutation": "fused",
+        "sorts_received": False,
+        "dispatches_once": True,
+        "fuses_accumulation": True,
+    }
     software = replace(machine.software, **at_once)
     efficiencies = replace(machine.efficiencies, **dict.fromkeys(LOSSES, 0.0))
     efficiencies = replace(efficiencies, fused_attention_forward=1.0, fused_attention_backward=1.0)
     return replace(
-        machine, software=software, efficiencies=efficiencies, attention_scale=max(1.0, machine.attention_scale)
+        machine,
+        software=software,
+        efficiencies=efficiencies,
+        attention_scale=max(1.0, machine.attention_scale),
     )

@@ -1,4 +1,6 @@
-"""Recommend a starting configuration: does a model fit on a cluster, in which parallel layout, and at what price."""
+"""Recommend a starting configuration: does a model fit on a cluster, in which parallel layout, and
+at what price.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ Choices = dict[str, tuple[Choice, ...]]
 class ParallelLayout:
     """One layout on `devices`: its recommended recipe, and how many legal ones there are.
 
-    The recipe is the first of the plan; `choices` single it out in a space, or `reason` is why there is none.
-    Layouts are compared by `_tokens_per_s`, which is no estimate where the device's peak is assumed.
+    The recipe is the first of the plan; `choices` single it out in a space, or `reason` is why
+    there is none. Layouts are compared by `_tokens_per_s`, which is no estimate where the device's
+    peak is assumed.
     """
 
     name: str
@@ -56,7 +59,9 @@ def speed(layout: ParallelLayout) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class OneCopy:
-    """A copy of the model on one device, one sequence at a time: all activations kept, or only the layers' inputs."""
+    """A copy of the model on one device, one sequence at a time: all activations kept, or only the
+    layers' inputs.
+    """
 
     whole: Estimate
     recomputed: Estimate
@@ -83,7 +88,9 @@ def _bytes_of(found: Estimate, *parts: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:
-    """The recommended recipe, and the same with its sequence in pieces through loss and feed-forward parts."""
+    """The recommended recipe, and the same with its sequence in pieces through loss and
+    feed-forward parts.
+    """
 
     base: Estimate
     tiled: Estimate
@@ -104,9 +111,9 @@ class Tiling:
 class Advice(Displayed):
     """The recommendation, with the estimates behind it.
 
-    `one_node` is empty on one node; `chosen` is None where nothing fits. `choices` name its recipe within the
-    campaign's space; `lacking` are those that the space does not list. `elsewhere` is what is advised on the cluster's
-    other groups, the best first.
+    `one_node` is empty on one node; `chosen` is None where nothing fits. `choices` name its recipe
+    within the campaign's space; `lacking` are those that the space does not list. `elsewhere` is
+    what is advised on the cluster's other groups, the best first.
     """
 
     problem: Problem
@@ -123,16 +130,21 @@ class Advice(Displayed):
 
     def __repr__(self) -> str:
         estimate = self.chosen and self.chosen.estimate
-        return f"Advice(recipe={estimate.recipe.describe()!r})" if estimate else "Advice(recipe=None)"
+        return (
+            f"Advice(recipe={estimate.recipe.describe()!r})" if estimate else "Advice(recipe=None)"
+        )
 
     @property
     def fastest(self) -> ParallelLayout | None:
         """The fastest layout on the whole cluster that fits."""
-        return max((layout for layout in self.whole_cluster if layout.fits), key=speed, default=None)
+        return max(
+            (layout for layout in self.whole_cluster if layout.fits), key=speed, default=None
+        )
 
 
 def advise(space: Space, problem: Problem, rate: str = "tokens") -> Advice:
-    """Estimate every layout on one device, one node and the whole cluster, and choose; `space` names the recipe.
+    """Estimate every layout on one device, one node and the whole cluster, and choose; `space`
+    names the recipe.
 
     Of several groups it is the one whose recipe has the highest `rate`, one of `pareto.RATES`.
     """
@@ -142,7 +154,11 @@ def advise(space: Space, problem: Problem, rate: str = "tokens") -> Advice:
 
     def worth(found: Advice) -> float:
         chosen = found.chosen and found.chosen.estimate
-        return speed(found.chosen) / problem.divisor(rate, chosen.recipe) if found.chosen and chosen else 0.0
+        return (
+            speed(found.chosen) / problem.divisor(rate, chosen.recipe)
+            if found.chosen and chosen
+            else 0.0
+        )
 
     name = problem.cluster.name
     clusters = (Cluster.of_groups(f"{name}, group {one.name}", [one]) for one in groups)
@@ -154,10 +170,18 @@ def advise(space: Space, problem: Problem, rate: str = "tokens") -> Advice:
 def _advise(own: Mapping[str, tuple[Choice, ...]], problem: Problem) -> Advice:
     cluster = problem.cluster
     alone = layouts(problem, 1)
-    node = layouts(problem, cluster.devices_per_node) if cluster.nodes > 1 and cluster.devices_per_node > 1 else ()
+    node = (
+        layouts(problem, cluster.devices_per_node)
+        if cluster.nodes > 1 and cluster.devices_per_node > 1
+        else ()
+    )
     everything = layouts(problem, cluster.devices) if cluster.devices > 1 else alone
     chosen = choose(everything)
-    known = {one.estimate.recipe: one.estimate for one in (*alone, *node, *everything) if one.estimate is not None}
+    known = {
+        one.estimate.recipe: one.estimate
+        for one in (*alone, *node, *everything)
+        if one.estimate is not None
+    }
     at_hand, choices, tiling = list(known.values()), dict[str, Choice](), None
     if chosen is not None and (found := chosen.estimate) is not None:
         at_hand = [found]
@@ -177,18 +201,34 @@ def _advise(own: Mapping[str, tuple[Choice, ...]], problem: Problem) -> Advice:
 
 
 def choose(found: Sequence[ParallelLayout]) -> ParallelLayout | None:
-    """Return the plainest layout that none outruns by more than `WORTH_ITS_COMPLEXITY`; tight if all are."""
-    found = [layout for layout in found if layout.estimate and layout.estimate.fit == "fits"] or found
+    """Return the plainest layout that none outruns by more than `WORTH_ITS_COMPLEXITY`; tight if
+    all are.
+    """
+    found = [
+        layout for layout in found if layout.estimate and layout.estimate.fit == "fits"
+    ] or found
     best = max(map(speed, found), default=0.0)
-    good = (layout for layout in found if layout.fits and speed(layout) * (1 + WORTH_ITS_COMPLEXITY) >= best)
+    good = (
+        layout
+        for layout in found
+        if layout.fits and speed(layout) * (1 + WORTH_ITS_COMPLEXITY) >= best
+    )
     return next(good, None)
 
 
 def layouts(problem: Problem, devices: int) -> tuple[ParallelLayout, ...]:
-    """Return every layout that this many of the cluster's devices leave room for, the plainest first."""
+    """Return every layout that this many of the cluster's devices leave room for, the plainest
+    first.
+    """
     fixed = replace(problem, global_batch=one_batch(problem.global_batch, devices))
-    micro = tuple(size for size in divisors(fixed.global_batch.maximum) if size <= LARGEST_MICRO_BATCH)
-    base: dict[str, Any] = {"devices": (devices,), "micro_batch_seqs": micro, "recompute": RECOMPUTES}
+    micro = tuple(
+        size for size in divisors(fixed.global_batch.maximum) if size <= LARGEST_MICRO_BATCH
+    )
+    base: dict[str, Any] = {
+        "devices": (devices,),
+        "micro_batch_seqs": micro,
+        "recompute": RECOMPUTES,
+    }
     return tuple(
         _layout(name, about, Space(**base | choices), fixed)
         for name, (about, choices) in _table(problem, devices).items()
@@ -210,8 +250,10 @@ def _table(problem: Problem, devices: int) -> dict[str, tuple[str, Choices]]:
     some: tuple[Choice, ...] = ("none", "zero-1", "zero-3")
     zero_3: tuple[Choice, ...] = ("zero-3",)
     pipeline: Choices = {
-        "pipeline_parallel": tuple(ranks for ranks in divisors(devices) if 1 < ranks <= problem.model.layers),
-        "schedule": ("1f1b", "interleaved-1f1b"), "virtual_stages": (1, 2), "sharding": ("none", "zero-1"),
+        "pipeline_parallel": tuple(
+            ranks for ranks in divisors(devices) if 1 < ranks <= problem.model.layers),
+        "schedule": ("1f1b", "interleaved-1f1b"), "virtual_stages": (1, 2),
+        "sharding": ("none", "zero-1"),
     }  # fmt: skip
     shared: Choices = {}
     experts: dict[str, tuple[str, Choices]] = {}
@@ -226,18 +268,25 @@ def _table(problem: Problem, devices: int) -> dict[str, tuple[str, Choices]]:
         PLAIN: ("each device holds a whole copy; only gradients travel, once per step", {}),
         "ZeRO-1": ("optimizer states are sharded", {"sharding": ("zero-1",)}),
         "ZeRO-2": ("gradients and optimizer states are sharded", {"sharding": ("zero-2",)}),
-        "ZeRO-3 (FSDP)": ("parameters are sharded too, and gathered layer by layer", {"sharding": zero_3}),
+        "ZeRO-3 (FSDP)": (
+            "parameters are sharded too, and gathered layer by layer",
+            {"sharding": zero_3},
+        ),
         "ZeRO-3 within nodes": ("as ZeRO-3; parameters never leave the node", {"sharding": hybrid}),
         **experts,
         "tensor parallel": (
             "a node's devices share each layer's matrices, which divides states and activations",
-            {"tensor_parallel": ways, "sharding": some, "sequence_parallel": (False, True)} | shared,
+            {"tensor_parallel": ways, "sharding": some, "sequence_parallel": (False, True)}
+            | shared,
         ),
         "context parallel": (
             "a node's devices share each sequence, which divides activations only",
             {"context_parallel": ways, "sharding": some},
         ),
-        "pipeline": ("each device holds some of the layers and passes activations on: little traffic", pipeline),
+        "pipeline": (
+            "each device holds some of the layers and passes activations on: little traffic",
+            pipeline,
+        ),
         "tensor x pipeline (3D)": (
             "layers are shared within nodes and passed on between nodes, where links are slow",
             pipeline | {"tensor_parallel": ways, "sequence_parallel": (True,)},
@@ -254,7 +303,9 @@ def _table(problem: Problem, devices: int) -> dict[str, tuple[str, Choices]]:
 
 
 def one_batch(batch: GlobalBatch, devices: int) -> GlobalBatch:
-    """Return the largest batch of a range that spreads evenly over the devices, else its largest."""
+    """Return the largest batch of a range that spreads evenly over the devices, else its
+    largest.
+    """
     even = batch.maximum // devices * devices
     chosen = even if even in batch and even > 0 else batch.maximum
     return GlobalBatch(minimum=chosen, maximum=chosen)
@@ -282,16 +333,28 @@ def _layout(name: str, about: str, space: Space, problem: Problem) -> ParallelLa
     )
 
 
-def _named_by(own: Mapping[str, tuple[Choice, ...]], layout: ParallelLayout, recipe: Recipe) -> dict[str, Choice]:
-    """Return the choices that single the layout's recipe out of dimensions with more values, or with others."""
-    wanted = dict(layout.choices) | ({"accumulation": recipe.accumulation} if "accumulation" in own else {})
-    return {key: value for key, value in wanted.items() if own[key] != (value,) and DIMENSIONS[key].matters(recipe)}
+def _named_by(
+    own: Mapping[str, tuple[Choice, ...]], layout: ParallelLayout, recipe: Recipe
+) -> dict[str, Choice]:
+    """Return the choices that single the layout's recipe out of dimensions with more values, or
+    with others.
+    """
+    wanted = dict(layout.choices) | (
+        {"accumulation": recipe.accumulation} if "accumulation" in own else {}
+    )
+    return {
+        key: value
+        for key, value in wanted.items()
+        if own[key] != (value,) and DIMENSIONS[key].matters(recipe)
+    }
 
 
 def _one_copy(problem: Problem) -> OneCopy | None:
     """Return one sequence at a time on one device; None where no rule lets a device hold a copy."""
     group = next((one.name for one in problem.cluster.group), "")
-    whole = Recipe(group=group, devices=1, micro_batch_seqs=1, accumulation=problem.global_batch.maximum)
+    whole = Recipe(
+        group=group, devices=1, micro_batch_seqs=1, accumulation=problem.global_batch.maximum
+    )
     recipes = [whole, replace(whole, recompute="full")]
     if any(why_illegal(recipe, problem) for recipe in recipes):
         return None
@@ -303,11 +366,17 @@ def _tiling(found: Estimate, problem: Problem) -> Tiling | None:
     if found.recipe.loss_chunks > 1:
         return None
     recipe = replace(found.recipe, **TILES)  # type: ignore[arg-type]
-    return None if why_illegal(recipe, problem) else Tiling(base=found, tiled=estimate_many([recipe], problem)[0])
+    return (
+        None
+        if why_illegal(recipe, problem)
+        else Tiling(base=found, tiled=estimate_many([recipe], problem)[0])
+    )
 
 
 def traffic_share(found: Estimate) -> float | None:
-    """Return the share of a step that waits for other devices' data, beyond what computation hides."""
+    """Return the share of a step that waits for other devices' data, beyond what computation
+    hides.
+    """
     if found.step_time_s is None:
         return None
     return sum(found.step_parts_s[name] for name in TRAFFIC) / found.step_time_s

@@ -25,7 +25,8 @@ from frontrunner.spaces.recipe import V_SHAPED_SCHEDULES, Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineRank:
-    """One rank of a pipeline: what it holds besides its layers, and the seconds per step that it is busy.
+    """One rank of a pipeline: what it holds besides its layers, and the seconds per step that it is
+    busy.
 
     These are None without the device's peak.
     """
@@ -43,7 +44,9 @@ class PipelineRank:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A measurement, imported or not by `figures`; times are medians, memory is the fullest rank's, None if unknown."""
+    """A measurement, imported or not by `figures`; times are medians, memory is the fullest rank's,
+    None if unknown.
+    """
 
     store: str
     campaign: str
@@ -58,9 +61,11 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown(Displayed):
-    """An estimate with its context; `ranks` are those of the pipeline that differ: embedding, fullest between, head.
+    """An estimate with its context; `ranks` are those of the pipeline that differ: embedding,
+    fullest between, head.
 
-    `unmatched` is what there is where it was not `measured`: a simulation, or measurements of other problems.
+    `unmatched` is what there is where it was not `measured`: a simulation, or measurements of other
+    problems.
     """
 
     problem: Problem
@@ -79,7 +84,9 @@ class Breakdown(Displayed):
 
     @property
     def memory_margin_bytes(self) -> int:
-        """The part of it that the fullest rank leaves free; negative where the recipe does not fit."""
+        """The part of it that the fullest rank leaves free; negative where the recipe does not
+        fit.
+        """
         return self.memory_limit_bytes - self.estimate.peak_memory_bytes
 
     @property
@@ -92,48 +99,73 @@ class Breakdown(Displayed):
     def step_time_error(self) -> float | None:
         """Estimated over measured step time, less one; None without one of them."""
         estimated = self.estimate.step_time_s
-        return None if self.measured is None or estimated is None else estimated / self.measured.step_time_s - 1
+        return (
+            None
+            if self.measured is None or estimated is None
+            else estimated / self.measured.step_time_s - 1
+        )
 
     @property
     def is_inside(self) -> bool | None:
-        """Whether the measured step time lies in the estimate's interval; None without one of them."""
+        """Whether the measured step time lies in the estimate's interval; None without one of
+        them.
+        """
         bounds = self.estimate.step_time_bounds_s
-        return None if self.measured is None or bounds is None else bounds[0] <= self.measured.step_time_s <= bounds[1]
+        return (
+            None
+            if self.measured is None or bounds is None
+            else bounds[0] <= self.measured.step_time_s <= bounds[1]
+        )
 
     @property
     def compares_allocated(self) -> bool:
-        """Whether the measured peak is what tensors held, which accelerators state, and not a process's whole memory.
+        """Whether the measured peak is what tensors held, which accelerators state, and not a
+        process's whole memory.
 
         What an imported peak counts is unknown; it is compared with what a device must hold.
         """
         return (
-            self.problem.cluster.backend != "cpu" and self.measured is not None and self.measured.figures == "measured"
+            self.problem.cluster.backend != "cpu"
+            and self.measured is not None
+            and self.measured.figures == "measured"
         )
 
     @property
     def peak_memory_error(self) -> float | None:
-        """Estimated over measured peak memory of the same kind, less one; None without a measurement."""
+        """Estimated over measured peak memory of the same kind, less one; None without a
+        measurement.
+        """
         if self.measured is None or not self.measured.peak_memory_bytes:
             return None
         estimate = self.estimate
-        alike = estimate.allocated_memory_bytes if self.compares_allocated else estimate.peak_memory_bytes
+        alike = (
+            estimate.allocated_memory_bytes
+            if self.compares_allocated
+            else estimate.peak_memory_bytes
+        )
         return alike / self.measured.peak_memory_bytes - 1
 
 
 def breakdown(
     recipe: Recipe, problem: Problem, measured: Measured | None = None, unmatched: str | None = None
 ) -> Breakdown:
-    """Break down a legal recipe, `measured` or `unmatched`; raises `InvalidInput` where the formulas do not know it."""
+    """Break down a legal recipe, `measured` or `unmatched`; raises `InvalidInput` where the
+    formulas do not know it.
+    """
     problem, unknown = problem.at(recipe), not_modelled(recipe)
     if unknown is not None:
-        what = f"recipe {recipe_id(problem, recipe)} cannot be estimated: the formulas do not know {unknown}"
+        what = (
+            f"recipe {recipe_id(problem, recipe)} cannot be estimated: the formulas do not know"
+            f" {unknown}"
+        )
         raise InvalidInput(what, hint="frontrunner launch measures")
     found = estimate_many([recipe], problem)[0]
     time_s = found.step_time_s
     return Breakdown(
         problem=problem,
         estimate=found,
-        hardware_tflops_per_device=time_s and rates(recipe, problem, time_s)["hardware_tflops_per_device"],
+        hardware_tflops_per_device=time_s
+        and rates(recipe, problem, time_s)["hardware_tflops_per_device"],
         ranks=pipeline_ranks(recipe, problem),
         marks=tuple(marks(recipe, problem)),
         trust=trust_in([recipe], problem, [found.expected_error]),
@@ -153,13 +185,17 @@ def pipeline_ranks(recipe: Recipe, problem: Problem) -> tuple[PipelineRank, ...]
     else:
         holds = ("embedding", "layers" if recipe.pipeline_parallel > 2 else "", "head")
     layers = (work.layers_first, work.layers_middle, work.layers_last)
-    ranks = zip(holds, layers, busy_of_ranks(machine, work), memory_of_ranks(machine, work), strict=True)
+    ranks = zip(
+        holds, layers, busy_of_ranks(machine, work), memory_of_ranks(machine, work), strict=True
+    )
     return tuple(
         PipelineRank(
             holds=held,
             layers=int(count[0]),
             busy_s=float(busy[0]) if has_times(problem, recipe.engine) else None,
-            memory_parts_bytes={name: float(np.ravel(size)[0]) for name, size in vars(memory).items()},
+            memory_parts_bytes={
+                name: float(np.ravel(size)[0]) for name, size in vars(memory).items()
+            },
         )
         for held, count, busy, memory in ranks
         if held

@@ -1,4 +1,6 @@
-"""Estimates of recipes by the formulas: step time, speed and memory, as a table and as the plan of a space."""
+"""Estimates of recipes by the formulas: step time, speed and memory, as a table and as the plan of
+a space.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ROWS_AT_ONCE = 16_384
-"""Rows per block: the arrays in between fit a core's cache, which is 1.5 times as fast as half a million at once."""
+"""Rows per block: the arrays in between fit a core's cache, which is 1.5 times as fast as half a
+million at once.
+"""
 
 AT_HAND = 10
 """The recipes of a plan whose mean error it states: its first."""
 SURE = 4.0
-"""Standard deviations of a peak's logarithm above a device's memory from which a recipe surely does not fit; chosen on
-measured tables (docs/measurements.md)."""
+"""Standard deviations of a peak's logarithm above a device's memory from which a recipe surely does
+not fit; chosen on measured tables (docs/measurements.md).
+"""
 WORTH_NAMING = 0.1
 """From this share of a step on, what is not computing counts as what limits a recipe."""
 
@@ -66,12 +71,14 @@ WORTH_NAMING = 0.1
 class Estimate:
     """The formulas' results for one recipe.
 
-    Parts add up to `step_time_s` and `peak_memory_bytes` (the fullest rank's); `fit` is one of `memory.FITTING` or
-    `memory.TOO_LARGE`. `limit` is the largest part that is not computing, or "compute", or "memory" where it does not
-    fit; `unjudged` are choices whose formulas are not validated. 95 of 100 measured times should lie within
-    `step_time_bounds_s`, and be off by `expected_error` on average. The memory is what a device must hold; 95 of 100
-    peaks should lie within `peak_memory_bounds_bytes`. `training` is what all its tokens take. Where the device's peak
-    is assumed nothing that follows from time is an estimate: it is None, and `step_parts_s` is empty.
+    Parts add up to `step_time_s` and `peak_memory_bytes` (the fullest rank's); `fit` is one of
+    `memory.FITTING` or `memory.TOO_LARGE`. `limit` is the largest part that is not computing, or
+    "compute", or "memory" where it does not fit; `unjudged` are choices whose formulas are not
+    validated. 95 of 100 measured times should lie within `step_time_bounds_s`, and be off by
+    `expected_error` on average. The memory is what a device must hold; 95 of 100 peaks should lie
+    within `peak_memory_bounds_bytes`. `training` is what all its tokens take. Where the device's
+    peak is assumed nothing that follows from time is an estimate: it is None, and `step_parts_s` is
+    empty.
     """
 
     recipe_id: str
@@ -97,7 +104,9 @@ class Estimate:
         """The rates at the bounds of the step time, the lower first."""
         if self.step_time_bounds_s is None or self.tokens_per_s is None or self.step_time_s is None:
             return None
-        fast, slow = (self.tokens_per_s * self.step_time_s / bound for bound in self.step_time_bounds_s)
+        fast, slow = (
+            self.tokens_per_s * self.step_time_s / bound for bound in self.step_time_bounds_s
+        )
         return slow, fast
 
     @property
@@ -137,7 +146,9 @@ class EstimateTable(Sequence[Estimate]):
         return iter(self.of(range(len(self))))
 
     def of(self, rows: Sequence[int]) -> tuple[Estimate, ...]:
-        """Return the estimates of these rows, with parts and intervals: 33 times the work of their times alone."""
+        """Return the estimates of these rows, with parts and intervals: 33 times the work of their
+        times alone.
+        """
         recipes = [self.recipes[row] for row in rows]
         known = [has_times(self.problem.at(recipe), recipe.engine) for recipe in recipes]
         ends, off = np.zeros((2, len(recipes))), np.zeros(len(recipes))
@@ -214,20 +225,28 @@ class EstimateTable(Sequence[Estimate]):
 
     @cached_property
     def fit(self) -> npt.NDArray[np.intp]:
-        """Whether each recipe fits (0), does so tightly (1) or does not (2), by the estimate alone."""
+        """Whether each recipe fits (0), does so tightly (1) or does not (2), by the estimate
+        alone.
+        """
         return fit(self.peak_memory_bytes, memory_limits(self.recipes, self.problem))
 
     @cached_property
     def order(self) -> npt.NDArray[np.intp]:
-        """The rows that fit, best first, the tight ones, likewise, and the others, smallest first."""
-        divisors = each(self.recipes, lambda recipe: self.problem.divisor(self.rate, recipe), np.float64)
+        """The rows that fit, best first, the tight ones, likewise, and the others, smallest
+        first.
+        """
+        divisors = each(
+            self.recipes, lambda recipe: self.problem.divisor(self.rate, recipe), np.float64
+        )
         rates = self.tokens_per_s / divisors
         worth = np.where(self.fit < 2, -rates, self.peak_memory_bytes)
         return np.lexsort((worth, self.fit))
 
     @property
     def fitting(self) -> int:
-        """The number of recipes that fit, tight ones included; their rows are the first of `order`."""
+        """The number of recipes that fit, tight ones included; their rows are the first of
+        `order`.
+        """
         return int(np.count_nonzero(self.fit < 2))
 
     @property
@@ -244,10 +263,11 @@ def scaled(value: float, log_ends: tuple[float, float]) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownPlan(Trust, Displayed):
-    """A plan for programs: `fitting` of `legal` recipes fit, `tight` ones included, with the first `estimates`.
+    """A plan for programs: `fitting` of `legal` recipes fit, `tight` ones included, with the first
+    `estimates`.
 
-    `front` has the first of the `front_recipes` that no other beats in both speed and memory. A token goes through
-    `active_parameters` of the model's `parameters`.
+    `front` has the first of the `front_recipes` that no other beats in both speed and memory. A
+    token goes through `active_parameters` of the model's `parameters`.
     """
 
     parameters: int
@@ -265,7 +285,9 @@ class ShownPlan(Trust, Displayed):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Displayed):
-    """The estimates of a space; `not_modelled` counts the legal recipes that the formulas omit, by reason."""
+    """The estimates of a space; `not_modelled` counts the legal recipes that the formulas omit, by
+    reason.
+    """
 
     table: EstimateTable
     not_modelled: Mapping[str, int]
@@ -279,7 +301,9 @@ class Plan(Displayed):
     @property
     def memory_limit_bytes(self) -> int:
         """A device's memory; of several groups the most."""
-        return max(one.cluster.memory_bytes_per_device for one in self.table.problem.by_group.values())
+        return max(
+            one.cluster.memory_bytes_per_device for one in self.table.problem.by_group.values()
+        )
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
@@ -294,21 +318,31 @@ class Plan(Displayed):
     def front(self) -> tuple[Estimate, ...]:
         """The fitting recipes that no other beats in both speed and memory, fastest first."""
         rows = self.table.order[: self.table.fitting]
-        leading = rows[np.lexsort((self.table.peak_memory_bytes[rows], -self.table.tokens_per_s[rows]))]
+        leading = rows[
+            np.lexsort((self.table.peak_memory_bytes[rows], -self.table.tokens_per_s[rows]))
+        ]
         sizes = self.table.peak_memory_bytes[leading]
-        rows = leading[sizes <= np.minimum.accumulate(sizes)]  # the others are beaten by a faster one
-        points = np.stack([self.table.tokens_per_s[rows], -self.table.peak_memory_bytes[rows]], axis=1).tolist()
+        rows = leading[
+            sizes <= np.minimum.accumulate(sizes)
+        ]  # the others are beaten by a faster one
+        points = np.stack(
+            [self.table.tokens_per_s[rows], -self.table.peak_memory_bytes[rows]], axis=1
+        ).tolist()
         best = sorted(pareto_front(points), key=lambda place: -points[place][0])
         return self.table.of(rows[best].tolist())
 
     def to_frame(self, top: int = 1000) -> pd.DataFrame:
-        """Return the `top` fastest recipes that fit as a data frame, a row each; `attrs` has `Trust.why_no_times`."""
+        """Return the `top` fastest recipes that fit as a data frame, a row each; `attrs` has
+        `Trust.why_no_times`.
+        """
         frame = frame_of(self.fastest(top))
         frame.attrs["why_no_times"] = self.trust.why_no_times
         return frame
 
     def shown(self, top: int) -> ShownPlan:
-        """Return the plan for programs, with its `top` fastest estimates, and as many of its front."""
+        """Return the plan for programs, with its `top` fastest estimates, and as many of its
+        front.
+        """
         model = self.table.problem.model
         return ShownPlan(
             parameters=model.parameters,
@@ -327,7 +361,9 @@ class Plan(Displayed):
 
 
 def plan(recipes: Sequence[Recipe], problem: Problem, rate: str = "tokens") -> Plan:
-    """Estimate legal recipes of one problem; the best have the highest `rate`, one of `pareto.RATES`."""
+    """Estimate legal recipes of one problem; the best have the highest `rate`, one of
+    `pareto.RATES`.
+    """
     reasons = each(recipes, not_modelled)
     omitted = Counter(reason for reason in reasons.tolist() if reason is not None)
     known = chosen(recipes, np.flatnonzero(reasons == None)) if omitted else recipes  # noqa: E711 - of each row
@@ -350,11 +386,15 @@ def estimate_many(recipes: Sequence[Recipe], problem: Problem) -> EstimateTable:
     for places, _, machine, work in blocks(recipes, problem):
         times[places] = step_time(machine, work).total
         sizes[places] = np.floor(peak_memory(machine, work).total)
-    return EstimateTable(recipes=recipes, problem=problem, step_time_s=times, peak_memory_bytes=sizes)
+    return EstimateTable(
+        recipes=recipes, problem=problem, step_time_s=times, peak_memory_bytes=sizes
+    )
 
 
 def surely_too_large(recipes: Sequence[Recipe], problem: Problem) -> npt.NDArray[np.bool_]:
-    """Return which recipes need more memory than a device has, by `SURE` standard deviations of the logarithm."""
+    """Return which recipes need more memory than a device has, by `SURE` standard deviations of the
+    logarithm.
+    """
     found = np.zeros(len(recipes), dtype=np.bool_)
     known = np.flatnonzero(each(recipes, not_modelled) == None)  # noqa: E711 - of each row
     for places, own, machine, work in blocks(chosen(recipes, known), problem):
@@ -366,7 +406,9 @@ def surely_too_large(recipes: Sequence[Recipe], problem: Problem) -> npt.NDArray
 
 def memory_limits(recipes: Sequence[Recipe], problem: Problem) -> Rows:
     """Return the memory of one of each recipe's devices in bytes."""
-    return each(recipes, lambda recipe: problem.at(recipe).cluster.memory_bytes_per_device, np.float64)
+    return each(
+        recipes, lambda recipe: problem.at(recipe).cluster.memory_bytes_per_device, np.float64
+    )
 
 
 def blocks(
@@ -383,16 +425,25 @@ def blocks(
         rows = places_of[engines[places_of] == engine]
         for start in range(0, len(rows), ROWS_AT_ONCE):
             places = rows[start : start + ROWS_AT_ONCE]
-            yield places, own, machine, Workload.of(chosen(recipes, places), own, machine.software.pipeline_split)
+            yield (
+                places,
+                own,
+                machine,
+                Workload.of(chosen(recipes, places), own, machine.software.pipeline_split),
+            )
 
 
 def why_none(survey: Survey, found: Plan) -> str | None:
-    """Return why no recipe of a space is legal, known to the formulas, or small enough; None where one fits.
+    """Return why no recipe of a space is legal, known to the formulas, or small enough; None where
+    one fits.
 
-    The commonest refusal is named, schedule against virtual stages last: any space with both has half its points there.
+    The commonest refusal is named, schedule against virtual stages last: any space with both has
+    half its points there.
     """
     if not found.legal:
-        _, count, example = min(survey.refused_by_count(), key=lambda refusal: refusal[0] == "virtual-stages")
+        _, count, example = min(
+            survey.refused_by_count(), key=lambda refusal: refusal[0] == "virtual-stages"
+        )
         most = "" if count == survey.points else f", mostly ({count:,} of {survey.points:,} points)"
         return f"nothing is legal{most}: {example}"
     if not len(found.table):
@@ -400,4 +451,7 @@ def why_none(survey: Survey, found: Plan) -> str | None:
     if found.table.fitting:
         return None
     smallest = found.table.peak_memory_bytes.min() / 2**30
-    return f"nothing fits: the smallest recipe needs {smallest:.2f} GiB of {found.memory_limit_bytes / 2**30:.2f}"
+    return (
+        f"nothing fits: the smallest recipe needs {smallest:.2f} GiB of"
+        f" {found.memory_limit_bytes / 2**30:.2f}"
+    )

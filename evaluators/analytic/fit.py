@@ -9,7 +9,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.accuracy_bounds import FEWEST_PROBLEMS, prior_deviations, unvalidated
+from frontrunner.evaluators.analytic.accuracy_bounds import (
+    FEWEST_PROBLEMS,
+    prior_deviations,
+    unvalidated,
+)
 from frontrunner.evaluators.analytic.estimates import not_modelled
 from frontrunner.evaluators.analytic.machine import BOUNDS, FITTED, SOFTWARE_CONSTANTS, Machine
 from frontrunner.evaluators.analytic.priors import ALIKE, LEAST, NORMAL_95, moved, place
@@ -34,9 +38,13 @@ TOLERANCE = 1e-4
 INSIDE = 0.3
 MOST_STEPS = 60
 FEWEST_ROWS = 5
-"""A constant that changes fewer rows' times stays as it is, and fewer rows in all are not fitted to."""
+"""A constant that changes fewer rows' times stays as it is, and fewer rows in all are not fitted
+to.
+"""
 FELT = 0.02
-"""A constant changes a row's time that differs by this share between the ends of the constant's bounds."""
+"""A constant changes a row's time that differs by this share between the ends of the constant's
+bounds.
+"""
 AT_END = 1e-3
 """Of the bounds' width: a constant so close to one of them is at it."""
 FOLDS = 5
@@ -44,7 +52,9 @@ FOLDS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class MostProbable:
-    """The most probable constants, and the covariance that is left of their logarithms, or of a share's logit."""
+    """The most probable constants, and the covariance that is left of their logarithms, or of a
+    share's logit.
+    """
 
     constants: Mapping[str, float]
     covariance: Rows
@@ -57,29 +67,38 @@ def most_probable(
     deviations: Mapping[str, float],
     guess: Mapping[str, float] | None = None,
 ) -> MostProbable:
-    """Return the constants by maximum a posteriori: priors about `start`, and Student-t noise; `guess` is near them.
+    """Return the constants by maximum a posteriori: priors about `start`, and Student-t noise;
+    `guess` is near them.
 
-    `log_errors` returns log(predicted / measured) under some constants, over the standard deviation of each row.
+    `log_errors` returns log(predicted / measured) under some constants, over the standard deviation
+    of each row.
     """
     from scipy.optimize import least_squares
 
     names = list(start)
     widths = np.array([deviations[name] for name in names])
-    begin = {name: min(max(start[name], bounds[name][0], LEAST * shipped(name)), bounds[name][1]) for name in names}
+    begin = {
+        name: min(max(start[name], bounds[name][0], LEAST * shipped(name)), bounds[name][1])
+        for name in names
+    }
     low, high = (
-        np.array([(place(name, bounds[name][side]) - place(name, begin[name])) for name in names]) / widths
+        np.array([(place(name, bounds[name][side]) - place(name, begin[name])) for name in names])
+        / widths
         for side in (0, 1)
     )
 
     def constants(at: Rows) -> dict[str, float]:
         steps = zip(names, (at * widths).tolist(), strict=True)
         return {
-            name: min(max(float(moved(name, begin[name], by)), bounds[name][0]), bounds[name][1]) for name, by in steps
+            name: min(max(float(moved(name, begin[name], by)), bounds[name][0]), bounds[name][1])
+            for name, by in steps
         }
 
     def residuals(at: Rows) -> Rows:
         errors = log_errors(constants(at))
-        return np.concatenate([at, np.sign(errors) * np.sqrt((FREEDOM + 1) * np.log1p(errors**2 / FREEDOM))])
+        return np.concatenate(
+            [at, np.sign(errors) * np.sqrt((FREEDOM + 1) * np.log1p(errors**2 / FREEDOM))]
+        )
 
     known = guess or begin
     at = np.array([place(name, known[name]) - place(name, begin[name]) for name in names]) / widths
@@ -97,7 +116,9 @@ def shipped(name: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Configurations of one cluster, precision and training code, one row each; a time that is not known is NaN."""
+    """Configurations of one cluster, precision and training code, one row each; a time that is not
+    known is NaN.
+    """
 
     cluster: Cluster
     precision: str
@@ -107,15 +128,26 @@ class Sample:
     problems: tuple[str, ...]
 
     def predicted_s(self, constants: Mapping[str, float]) -> Rows:
-        """Return the formulas' step times with these constants in place of the cluster's, whatever was fitted to it."""
-        cluster = replace(self.cluster, efficiencies={**self.cluster.efficiencies, **constants}, fitted=())
+        """Return the formulas' step times with these constants in place of the cluster's, whatever
+        was fitted to it.
+        """
+        cluster = replace(
+            self.cluster, efficiencies={**self.cluster.efficiencies, **constants}, fitted=()
+        )
         machine = Machine.of(cluster, self.precision, self.software)
         return np.broadcast_to(step_time(machine, self.work).total, len(self.problems))
 
     def rows(self, chosen: Flags) -> Sample:
         """Return the chosen rows."""
-        problems = tuple(problem for problem, kept in zip(self.problems, chosen, strict=True) if kept)
-        return replace(self, work=self.work.rows(chosen), step_time_s=self.step_time_s[chosen], problems=problems)
+        problems = tuple(
+            problem for problem, kept in zip(self.problems, chosen, strict=True) if kept
+        )
+        return replace(
+            self,
+            work=self.work.rows(chosen),
+            step_time_s=self.step_time_s[chosen],
+            problems=problems,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +186,9 @@ class Samples:
 
 
 def are_of_one_machine(one: Problem, other: Problem) -> bool:
-    """Return whether measurements of both tell of the same constants: same cluster, code and precision."""
+    """Return whether measurements of both tell of the same constants: same cluster, code and
+    precision.
+    """
     same = (one.software, one.precision) == (other.software, other.precision)
     return same and one.cluster.is_alike(other.cluster)
 
@@ -203,10 +237,11 @@ def samples_of_outcomes(
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """One efficiency before and after; `rows` are those whose time it changes. With few it is `held` as it was.
+    """One efficiency before and after; `rows` are those whose time it changes. With few it is
+    `held` as it was.
 
-    `deviation` is the standard deviation that is left of its logarithm, or of a hidden share's logit; `correlations`
-    are those with each fitted constant before it.
+    `deviation` is the standard deviation that is left of its logarithm, or of a hidden share's
+    logit; `correlations` are those with each fitted constant before it.
     """
 
     name: str
@@ -220,7 +255,9 @@ class Constant:
     @property
     def range_95(self) -> tuple[float, float]:
         """What the constant may be with a probability of 95 %."""
-        low, high = (moved(self.name, self.after, side * NORMAL_95 * self.deviation) for side in (-1, 1))
+        low, high = (
+            moved(self.name, self.after, side * NORMAL_95 * self.deviation) for side in (-1, 1)
+        )
         return max(low, BOUNDS[self.name][0]), min(high, BOUNDS[self.name][1])
 
     @property
@@ -233,7 +270,8 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFit:
-    """Constants fitted to all rows of a training code, and mean errors of step time on rows while they were held back.
+    """Constants fitted to all rows of a training code, and mean errors of step time on rows while
+    they were held back.
 
     Errors are shares; `nodes` is the most that a row had.
     """
@@ -278,15 +316,22 @@ class StepFits:
 
 
 def fit_steps(measured: Samples) -> StepFits:
-    """Fit to the steps of each training code by itself. Raises `InvalidInput` where none has `FEWEST_ROWS` rows."""
+    """Fit to the steps of each training code by itself. Raises `InvalidInput` where none has
+    `FEWEST_ROWS` rows.
+    """
     parts, refused = measured.by_code(), Counter(measured.refused)
     for code, own in parts.items():
         if own.rows < FEWEST_ROWS:
             refused[f"steps of {code}, of which a fit needs {FEWEST_ROWS}"] = own.rows
     fits = tuple(_fit_code(code, own) for code, own in parts.items() if own.rows >= FEWEST_ROWS)
     if not fits:
-        reasons = "; ".join(f"{count} x {reason}" for reason, count in refused.items()) or "there are no rows"
-        raise InvalidInput(f"no training code has {FEWEST_ROWS} rows that can be fitted to: {reasons}")
+        reasons = (
+            "; ".join(f"{count} x {reason}" for reason, count in refused.items())
+            or "there are no rows"
+        )
+        raise InvalidInput(
+            f"no training code has {FEWEST_ROWS} rows that can be fitted to: {reasons}"
+        )
     return StepFits(fits=fits, refused=refused)
 
 
@@ -295,7 +340,9 @@ def _fit_code(code: str, measured: Samples) -> StepFit:
     times, problems = measured.step_time_s, sorted(set(measured.problems))
     # Each row is held back with the same part at every call.
     by_problem = len(problems) >= FEWEST_PROBLEMS
-    places = [problems.index(one) for one in measured.problems] if by_problem else range(measured.rows)
+    places = (
+        [problems.index(one) for one in measured.problems] if by_problem else range(measured.rows)
+    )
     parts = np.array(places) % min(FOLDS, len(problems) if by_problem else FOLDS)
     held_back = np.empty(measured.rows)
     for part in np.unique(parts):
@@ -303,8 +350,12 @@ def _fit_code(code: str, measured: Samples) -> StepFit:
         found, _ = _fit(measured, ~chosen)
         held_back[chosen] = measured.predicted_s(found.constants)[chosen]
     before, after = (np.abs(found / times - 1) for found in (measured.predicted_s({}), held_back))
-    precisions = np.array([sample.precision for sample in measured.samples for _ in sample.problems])
-    by_precision = {name: float(after[precisions == name].mean()) for name in PRECISIONS if name in precisions}
+    precisions = np.array(
+        [sample.precision for sample in measured.samples for _ in sample.problems]
+    )
+    by_precision = {
+        name: float(after[precisions == name].mean()) for name in PRECISIONS if name in precisions
+    }
     return StepFit(
         code=code,
         constants=_constants(measured),
@@ -322,12 +373,17 @@ def _fit_code(code: str, measured: Samples) -> StepFit:
 
 
 def _most_nodes(measured: Samples) -> int:
-    return max(math.ceil(float(one.work.devices.max()) / one.cluster.devices_per_node) for one in measured.samples)
+    return max(
+        math.ceil(float(one.work.devices.max()) / one.cluster.devices_per_node)
+        for one in measured.samples
+    )
 
 
 def _for_cluster(constants: Sequence[Constant]) -> tuple[FittedConstant, ...]:
     return tuple(
-        FittedConstant(name=one.name, value=one.after, deviation=one.deviation, correlations=one.correlations)
+        FittedConstant(
+            name=one.name, value=one.after, deviation=one.deviation, correlations=one.correlations
+        )
         for one in constants
         if not one.held
     )
@@ -348,14 +404,17 @@ def _constants(measured: Samples) -> tuple[Constant, ...]:
             rows=felt[name],
             held=name not in places,
             deviation=priors[name] if name not in places else float(deviations[places[name]]),
-            correlations=() if name not in places else tuple(correlations[places[name]][: places[name]]),
+            correlations=()
+            if name not in places
+            else tuple(correlations[places[name]][: places[name]]),
         )
         for name, old in _start(measured).items()
     )
 
 
 def refit(measured: Samples) -> FittedCode | None:
-    """Return the most probable constants of one code as `fit_steps` finds them; None for fewer than `FEWEST_ROWS` rows.
+    """Return the most probable constants of one code as `fit_steps` finds them; None for fewer than
+    `FEWEST_ROWS` rows.
 
     Nothing is held back: the error is that of the rows themselves.
     """
@@ -376,7 +435,9 @@ def refit(measured: Samples) -> FittedCode | None:
 
 
 def _fit(measured: Samples, chosen: Flags) -> tuple[MostProbable, dict[str, int]]:
-    """Fit to the chosen rows the constants that enough of them feel; also return how many rows feel each."""
+    """Fit to the chosen rows the constants that enough of them feel; also return how many rows feel
+    each.
+    """
     felt = {}
     for name, ends in BOUNDS.items():
         low, high = (measured.predicted_s({name: end})[chosen] for end in ends)
@@ -394,7 +455,9 @@ def _fit(measured: Samples, chosen: Flags) -> tuple[MostProbable, dict[str, int]
         return errors
 
     for _ in range(ROUNDS if start else 0):
-        noise = max(float(np.median(np.abs(log_errors(found.constants)))) * MEDIAN_TO_DEVIATION, LEAST_NOISE)
+        noise = max(
+            float(np.median(np.abs(log_errors(found.constants)))) * MEDIAN_TO_DEVIATION, LEAST_NOISE
+        )
 
         def scaled(constants: Mapping[str, float], scale: Rows = noise * shared) -> Rows:
             return log_errors(constants) / scale
@@ -405,4 +468,6 @@ def _fit(measured: Samples, chosen: Flags) -> tuple[MostProbable, dict[str, int]
 
 def _start(measured: Samples) -> dict[str, float]:
     first = measured.samples[0]
-    return Machine.of(replace(first.cluster, fitted=()), first.precision, first.software).constants()
+    return Machine.of(
+        replace(first.cluster, fitted=()), first.precision, first.software
+    ).constants()

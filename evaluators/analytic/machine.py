@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.software import FLASH_SPEED, Software, at_precision, fitted, known_as
+from frontrunner.evaluators.analytic.software import (
+    FLASH_SPEED,
+    Software,
+    at_precision,
+    fitted,
+    known_as,
+)
 from frontrunner.evaluators.analytic.workload import Rows, Workload, number
 from frontrunner.spaces.cluster import Cluster, FittedCode
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, require_at_least
@@ -18,15 +24,18 @@ from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, req
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiencies:
-    """What hardware and its libraries lose, as shares of what is stated or measured, and as seconds.
+    """What hardware and its libraries lose, as shares of what is stated or measured, and as
+    seconds.
 
-    Fitted to five published tables of step times on A100 (docs/measurements.md), but for the last four. `matmul` is the
-    share of the fastest matrix product, `memory`, `node_links` and `network_links` of stated bandwidths; `tile_waves`
-    the idle part of a wave of tiles, `reduction_depth` the length of a sum that costs as much again; `elementwise` and
-    `scores` how often values are moved against the least; `fused_attention` rates are shares of `matmul`'s; latencies
-    are those of a hop. The ring hops are NCCL's own figures for its "simple" protocol (src/graph/tuning.cc, `hwLat`);
-    rings over more than `crowded_nodes` nodes take `crowded_hop_s` a rank, which only some clusters state. The fullest
-    rank has `rank_imbalance` times as many tokens for its experts as the mean.
+    Fitted to five published tables of step times on A100 (docs/measurements.md), but for the last
+    four. `matmul` is the share of the fastest matrix product, `memory`, `node_links` and
+    `network_links` of stated bandwidths; `tile_waves` the idle part of a wave of tiles,
+    `reduction_depth` the length of a sum that costs as much again; `elementwise` and `scores` how
+    often values are moved against the least; `fused_attention` rates are shares of `matmul`'s;
+    latencies are those of a hop. The ring hops are NCCL's own figures for its "simple" protocol
+    (src/graph/tuning.cc, `hwLat`); rings over more than `crowded_nodes` nodes take `crowded_hop_s`
+    a rank, which only some clusters state. The fullest rank has `rank_imbalance` times as many
+    tokens for its experts as the mean.
     """
 
     matmul: float = fitted(1.0, 0.3, 1.0)
@@ -52,38 +61,49 @@ class Efficiencies:
 FITTED = Efficiencies()
 
 BOUNDS: Mapping[str, tuple[float, float]] = {
-    one.name: one.metadata["bounds"] for one in (*fields(Efficiencies), *fields(Software)) if "bounds" in one.metadata
+    one.name: one.metadata["bounds"]
+    for one in (*fields(Efficiencies), *fields(Software))
+    if "bounds" in one.metadata
 }
 SOFTWARE_CONSTANTS = tuple(one.name for one in fields(Software) if one.name in BOUNDS)
 EFFICIENCY_NAMES = (*(field.name for field in fields(Efficiencies)), *SOFTWARE_CONSTANTS)
-"""The keys of `cluster.efficiencies`: constants that were fitted or measured on a cluster replace those that ship."""
+"""The keys of `cluster.efficiencies`: constants that were fitted or measured on a cluster replace
+those that ship.
+"""
 
 HOPPER = ("h100-80gb", "h200-141gb")
 """Devices for which FlashAttention 3 was written; others run version 2."""
 ATTENTION_SCALES = dict.fromkeys(HOPPER, 0.35 / 0.73 * 0.86 / 0.73) | dict.fromkeys(
     ("b200-180gb", "b300", "gb200", "gb300"), 2.0
 )
-"""What fused attention reaches of a device's matrix products against A100. Hopper: FlashAttention-2 reaches 35 % of the
-peak (arXiv 2407.08608) over 73 % (2307.08691), matrix products 0.73 over 0.86. Blackwell: cuDNN's reaches 0.49 of the
-peak forward and 0.41 backward where matrix products reach 0.49 (github.com/MooreThreads/SimuMax,
-configs/system/b200_bf16_ceperm.json, head width 128, 16 heads or more, FLOPs of a causal mask), over the shares in
-`Efficiencies`."""
+"""What fused attention reaches of a device's matrix products against A100. Hopper: FlashAttention-2
+reaches 35 % of the peak (arXiv 2407.08608) over 73 % (2307.08691), matrix products 0.73 over 0.86.
+Blackwell: cuDNN's reaches 0.49 of the peak forward and 0.41 backward where matrix products reach
+0.49 (github.com/MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json, head width 128, 16
+heads or more, FLOPs of a causal mask), over the shares in `Efficiencies`.
+"""
 
 FP8_SHARES = dict.fromkeys(HOPPER, 0.709 / 0.803) | {
-    "b200-180gb": 0.763 / 0.776, "b300": 0.745 / 0.786, "gb200": 0.723 / 0.729, "gb300": 0.723 / 0.729,
+    "b200-180gb": 0.763 / 0.776, "b300": 0.745 / 0.786, "gb200": 0.723 / 0.729,
+    "gb300": 0.723 / 0.729,
 }  # fmt: skip
 OTHER_FP8_SHARE = 0.709 / 0.803
-"""What products reach of a device's peak in 8 bits, over what they reach in 16: of the fastest products
-(github.com/stas00/ml-engineering, "Maximum Achievable Matmul FLOPS"); GB300's are GB200's, others' H100's."""
+"""What products reach of a device's peak in 8 bits, over what they reach in 16: of the fastest
+products (github.com/stas00/ml-engineering, "Maximum Achievable Matmul FLOPS"); GB300's are GB200's,
+others' H100's.
+"""
 LARGEST_OF_NORMALS = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.343, 2.594, 2.826)
 """The mean of the largest of 1, 2, 4 to 256 standard normals."""
 RUNTIME_BYTES = {"cpu": 0.26 * 2**30}
 OTHER_RUNTIME_BYTES = 300 * 2.0**20
-"""Python and torch, as measured on CPU; else a device's context with kernels that are loaded when first called
-(github.com/pytorch/pytorch/issues/107667)."""
+"""Python and torch, as measured on CPU; else a device's context with kernels that are loaded when
+first called (github.com/pytorch/pytorch/issues/107667).
+"""
 COMMUNICATOR_BYTES = {"cpu": 0.0}
 OTHER_COMMUNICATOR_BYTES = 688 * 2.0**20
-"""What NCCL holds for one communicator, measured on 4 A100 over NVLink (github.com/NVIDIA/nccl/issues/964)."""
+"""What NCCL holds for one communicator, measured on 4 A100 over NVLink
+(github.com/NVIDIA/nccl/issues/964).
+"""
 
 ASSUMED_COMPUTE_UNITS = {"cpu": 1}
 OTHER_COMPUTE_UNITS = 108
@@ -96,12 +116,16 @@ ASSUMED = {
     "links.nics_per_node": 1,
     "links.host_gb_per_s": 25.0,
 }
-"""Replace what a cluster file omits, which marks an estimate as uncertain; the last is PCIe 4 x 16 less a fifth."""
+"""Replace what a cluster file omits, which marks an estimate as uncertain; the last is PCIe 4 x 16
+less a fifth.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A cluster at one precision under one training code, in the formulas' units: what is reached, not the peaks."""
+    """A cluster at one precision under one training code, in the formulas' units: what is reached,
+    not the peaks.
+    """
 
     matmul_flops: float
     fp8_flops: float
@@ -122,29 +146,50 @@ class Machine:
     """Bytes per value of a product's factors over those of its result."""
 
     @classmethod
-    def of(cls, cluster: Cluster, precision: str, software: Software, efficiencies: Efficiencies = FITTED) -> Machine:
-        """Return the machine of a cluster; raises `InvalidInput` for a constant that is unknown or impossible."""
+    def of(
+        cls,
+        cluster: Cluster,
+        precision: str,
+        software: Software,
+        efficiencies: Efficiencies = FITTED,
+    ) -> Machine:
+        """Return the machine of a cluster; raises `InvalidInput` for a constant that is unknown or
+        impossible.
+        """
         assert not cluster.group, "figures are those of one group: Problem.at"  # noqa: S101 - our own mistake
         check_efficiencies(cluster.efficiencies)
         own: dict[str, Any] = dict(cluster.efficiencies)
         if fit := fit_of(cluster, precision, software):
             own |= {one.name: one.value for one in fit.constants}
         software = replace(
-            at_precision(software, precision), **{name: own.pop(name) for name in SOFTWARE_CONSTANTS if name in own}
+            at_precision(software, precision),
+            **{name: own.pop(name) for name in SOFTWARE_CONSTANTS if name in own},
         )
         efficiencies = replace(efficiencies, **own)
         links = cluster.links
         node = _bytes_per_s(links.node_gb_per_s, "links.node_gb_per_s") * efficiencies.node_links
-        pair = node if links.pair_gb_per_s is None else links.pair_gb_per_s * 1e9 * efficiencies.node_links
+        pair = (
+            node
+            if links.pair_gb_per_s is None
+            else links.pair_gb_per_s * 1e9 * efficiencies.node_links
+        )
         ports = links.nics_per_node or ASSUMED["links.nics_per_node"]
-        network = _bytes_per_s(links.nic_gb_per_s, "links.nic_gb_per_s") * ports * efficiencies.network_links
+        network = (
+            _bytes_per_s(links.nic_gb_per_s, "links.nic_gb_per_s")
+            * ports
+            * efficiencies.network_links
+        )
         peak = cluster.peak_flops(precision) or ASSUMED["peak_tflops"] * 1e12
-        fastest = cluster.matmul_flops(precision) or peak * (cluster.matmul_share or ASSUMED["matmul_share"])
+        fastest = cluster.matmul_flops(precision) or peak * (
+            cluster.matmul_share or ASSUMED["matmul_share"]
+        )
         return cls(
             matmul_flops=fastest * efficiencies.matmul,
             fp8_flops=_fp8_flops(cluster, fastest) * efficiencies.matmul,
-            memory_bytes_per_s=_bytes_per_s(cluster.memory_gb_per_s, "memory_gb_per_s") * efficiencies.memory,
-            compute_units=cluster.compute_units or ASSUMED_COMPUTE_UNITS.get(cluster.backend, OTHER_COMPUTE_UNITS),
+            memory_bytes_per_s=_bytes_per_s(cluster.memory_gb_per_s, "memory_gb_per_s")
+            * efficiencies.memory,
+            compute_units=cluster.compute_units
+            or ASSUMED_COMPUTE_UNITS.get(cluster.backend, OTHER_COMPUTE_UNITS),
             runtime_bytes=RUNTIME_BYTES.get(cluster.backend, OTHER_RUNTIME_BYTES),
             communicator_bytes=COMMUNICATOR_BYTES.get(cluster.backend, OTHER_COMMUNICATOR_BYTES),
             attention_scale=ATTENTION_SCALES.get(cluster.device, 1.0),
@@ -160,44 +205,58 @@ class Machine:
 
     @functools.cached_property
     def in_8_bits(self) -> Machine:
-        """The machine by its products in 8 bits: what a tile of one loses besides is the same time."""
+        """The machine by its products in 8 bits: what a tile of one loses besides is the same
+        time.
+        """
         depth = self.efficiencies.reduction_depth * self.fp8_flops / self.matmul_flops
         efficiencies = replace(self.efficiencies, reduction_depth=depth)
-        return replace(self, matmul_flops=self.fp8_flops, factor_bytes_share=0.5, efficiencies=efficiencies)
+        return replace(
+            self, matmul_flops=self.fp8_flops, factor_bytes_share=0.5, efficiencies=efficiencies
+        )
 
     @property
     def attention_speed(self) -> float:
         """What fused attention reaches of matrix products against FlashAttention 2 on A100."""
         return (
-            self.attention_scale * FLASH_SPEED[self.software.flash if self.is_hopper else min(self.software.flash, 2)]
+            self.attention_scale
+            * FLASH_SPEED[self.software.flash if self.is_hopper else min(self.software.flash, 2)]
         )
 
     def rank_imbalance(self, work: Workload) -> Rows:
-        """Return how many tokens the fullest rank gets for its experts, over the mean of the ranks that share them.
+        """Return how many tokens the fullest rank gets for its experts, over the mean of the ranks
+        that share them.
 
-        It is as stated, or what normals give whose deviation is that of experts over the root of a rank's.
+        It is as stated, or what normals give whose deviation is that of experts over the root of a
+        rank's.
         """
         if (stated := self.efficiencies.rank_imbalance) is not None:
             return number(stated)
         if not work.expert_deviation.any():
             return number(1)
-        most = np.interp(np.log2(work.expert_parallel), np.arange(len(LARGEST_OF_NORMALS)), LARGEST_OF_NORMALS)
+        most = np.interp(
+            np.log2(work.expert_parallel), np.arange(len(LARGEST_OF_NORMALS)), LARGEST_OF_NORMALS
+        )
         found: Rows = 1 + work.expert_deviation / np.sqrt(work.held_experts) * most
         return found
 
     def constants(self) -> dict[str, float]:
         """Return the constants that fits search, by name."""
         return {
-            name: getattr(self.software if name in SOFTWARE_CONSTANTS else self.efficiencies, name) for name in BOUNDS
+            name: getattr(self.software if name in SOFTWARE_CONSTANTS else self.efficiencies, name)
+            for name in BOUNDS
         }
 
     def gradient_bytes(self, bytes_per_value: Rows) -> Rows:
         """Return the bytes per gradient that is kept and reduced."""
-        return np.full_like(bytes_per_value, 4.0) if self.software.wide_gradients else bytes_per_value
+        return (
+            np.full_like(bytes_per_value, 4.0) if self.software.wide_gradients else bytes_per_value
+        )
 
 
 def _fp8_flops(cluster: Cluster, fastest: float) -> float:
-    """Return the rate of a device's products in 8 bits, of which those in 16 reach `fastest`, or that, if unknown."""
+    """Return the rate of a device's products in 8 bits, of which those in 16 reach `fastest`, or
+    that, if unknown.
+    """
     peak, share = cluster.peak_flops("fp8"), cluster.matmul_share or ASSUMED["matmul_share"]
     share *= FP8_SHARES.get(cluster.device, OTHER_FP8_SHARE)
     return cluster.matmul_flops("fp8") or (fastest if peak is None else peak * share)
@@ -212,19 +271,34 @@ def fit_of(cluster: Cluster, precision: str, software: Software) -> FittedCode |
     if not cluster.fitted:
         return None
     code = known_as(software)
-    return next((one for one in cluster.fitted if one.code == code and getattr(one.error, precision) is not None), None)
+    return next(
+        (
+            one
+            for one in cluster.fitted
+            if one.code == code and getattr(one.error, precision) is not None
+        ),
+        None,
+    )
 
 
 def check_fits(fits: Sequence[FittedCode]) -> None:
     """Raise `InvalidInput` for the first constant that no fit has, or that is impossible."""
     for fit in fits:
-        check_efficiencies({one.name: one.value for one in fit.constants}, "cluster.fitted.constants", tuple(BOUNDS))
+        check_efficiencies(
+            {one.name: one.value for one in fit.constants},
+            "cluster.fitted.constants",
+            tuple(BOUNDS),
+        )
 
 
 def check_efficiencies(
-    table: Mapping[str, float], table_key: str = "cluster.efficiencies", names: Sequence[str] = EFFICIENCY_NAMES
+    table: Mapping[str, float],
+    table_key: str = "cluster.efficiencies",
+    names: Sequence[str] = EFFICIENCY_NAMES,
 ) -> None:
-    """Raise `InvalidInput` for the first key that is not an efficiency, or value that is impossible."""
+    """Raise `InvalidInput` for the first key that is not an efficiency, or value that is
+    impossible.
+    """
     for name, value in table.items():
         key = f"{table_key}.{name}"
         if name not in names:
@@ -233,13 +307,19 @@ def check_efficiencies(
         if name == "rank_imbalance":
             require_at_least("cluster.efficiencies", 1, rank_imbalance=value)
         is_share, divides = high == 1, high == 1 and low > 0
-        if not (math.isfinite(value) and value >= 0) or (is_share and value > 1) or (divides and value == 0):
+        if (
+            not (math.isfinite(value) and value >= 0)
+            or (is_share and value > 1)
+            or (divides and value == 0)
+        ):
             share = "a share above 0 and at most 1" if divides else "a share of at most 1"
             raise bad_value(key, value, share if is_share else "a number of at least 0")
 
 
 def assumptions(cluster: Cluster, precision: str) -> tuple[str, ...]:
-    """Return the keys of a cluster file that an estimate needs and that this one omits, except for offloading."""
+    """Return the keys of a cluster file that an estimate needs and that this one omits, except for
+    offloading.
+    """
     links, measured = cluster.links, cluster.matmul_flops(precision)
     needed = {
         f"peak_tflops.{precision}": measured or cluster.peak_flops(precision),

@@ -1,7 +1,7 @@
 """Physical constants with priors: how far estimates may be off.
 
-A constant is its logarithm, or the logit of a share that is hidden, with a prior standard deviation about what ships or
-a cluster states.
+A constant is its logarithm, or the logit of a share that is hidden, with a prior standard deviation
+about what ships or a cluster states.
 """
 
 from __future__ import annotations
@@ -39,22 +39,26 @@ DEVIATIONS: Mapping[str, float] = {
     "host_collective_s": 0.4,
     "gradient_overlap": 1.0,
 }
-"""Prior standard deviation of each constant's logarithm (`gradient_overlap`: logit) on a validated device.
+"""Prior standard deviation of each constant's logarithm (`gradient_overlap`: logit) on a validated
+device.
 
-Assumed, but for attention: FlashAttention-2 is up to 1.7 times as fast as its first version (arXiv 2307.08691).
-Products of training shapes and copies of large arrays reach shares of the peak that differ by a tenth between clocks
-and library versions; how often kernels move values depends on what a code fuses; latencies depend on library and
-topology, by a factor of two either way. The host's and `elementwise`'s were narrowed after a look at how far published
-tables on A100 are off.
+Assumed, but for attention: FlashAttention-2 is up to 1.7 times as fast as its first version (arXiv
+2307.08691). Products of training shapes and copies of large arrays reach shares of the peak that
+differ by a tenth between clocks and library versions; how often kernels move values depends on what
+a code fuses; latencies depend on library and topology, by a factor of two either way. The host's
+and `elementwise`'s were narrowed after a look at how far published tables on A100 are off.
 """
 OTHER_DEVICES = 1.5
 """How much wider all of these are where no measurement has validated the formulas; assumed."""
 UNSEEN_NETWORK = 1.1
-"""The deviation of `network_links` there, not widened further. Some clusters reach a tenth between nodes of what their
-links are stated with, which is 1.96 of these below the constant that ships."""
+"""The deviation of `network_links` there, not widened further. Some clusters reach a tenth between
+nodes of what their links are stated with, which is 1.96 of these below the constant that ships.
+"""
 PER_DOUBLING = 0.56
-"""More of that with each doubling of nodes, as an independent factor: one published cluster's all-gathers fell from
-185 GB/s on 2 nodes to 11 GB/s on 64, a factor of e^0.56 a doubling (the nanotron playbook's `pp_comm_bandwidth`)."""
+"""More of that with each doubling of nodes, as an independent factor: one published cluster's
+all-gathers fell from 185 GB/s on 2 nodes to 11 GB/s on 64, a factor of e^0.56 a doubling (the
+nanotron playbook's `pp_comm_bandwidth`).
+"""
 STATED = 0.5
 """How much narrower, where the cluster states the constant: measured or fitted there; assumed."""
 ASSUMED_DEVIATIONS: Mapping[str, tuple[str, float]] = {
@@ -64,9 +68,13 @@ ASSUMED_DEVIATIONS: Mapping[str, tuple[str, float]] = {
     "links.nic_gb_per_s": ("network_links", 1.0),
     "links.nics_per_node": ("network_links", 0.7),
 }
-"""A cluster's key that is not given -> the constant that it scales, and how far the assumed value may be off."""
+"""A cluster's key that is not given -> the constant that it scales, and how far the assumed value
+may be off.
+"""
 AT_MOST_STATED = frozenset({"memory", "node_links", "network_links"})
-"""Shares of a bandwidth that a cluster states; `matmul` is one of a rate that is itself known to a tenth."""
+"""Shares of a bandwidth that a cluster states; `matmul` is one of a rate that is itself known to a
+tenth.
+"""
 NETWORK = {"network_links": 1, "network_latency_s": -1, "exchange_s": -1}
 """What is slow together between nodes, with the direction in which it grows."""
 INDEPENDENT: Mapping[str, Mapping[str, int]] = {"network_links": NETWORK} | {
@@ -74,21 +82,34 @@ INDEPENDENT: Mapping[str, Mapping[str, int]] = {"network_links": NETWORK} | {
 }
 """What moves with each constant that moves by itself, the network first."""
 LEARNED: Mapping[str, Mapping[str, int]] = {name: {name: 1} for name in (*DEVIATIONS, "exchange_s")}
-"""The constants that measurements tell apart: slow collectives say nothing of a code's exchanges between stages."""
+"""The constants that measurements tell apart: slow collectives say nothing of a code's exchanges
+between stages.
+"""
 Direction = Mapping[str, float | Rows]
-"""What moves together by one standard deviation: the change of each constant's logarithm, or of a share's logit."""
+"""What moves together by one standard deviation: the change of each constant's logarithm, or of a
+share's logit.
+"""
 SLIGHTLY = 0.1
 ALIKE = 0.3
-"""What errors of rows of one problem have in common, so that many of them are worth few; as in published tables."""
+"""What errors of rows of one problem have in common, so that many of them are worth few; as in
+published tables.
+"""
 SHARES = frozenset({"gradient_overlap"})
 LEAST, MOST = 0.02, 0.98
 """A share of 0 or 1 has no logit: it is taken as this."""
 
 
-def deviations_of(cluster: Cluster, assumed: Sequence[str], *, is_validated: bool) -> dict[str, float]:
-    """Return the prior deviation of each constant on a cluster; `assumed` are the keys that it does not give."""
+def deviations_of(
+    cluster: Cluster, assumed: Sequence[str], *, is_validated: bool
+) -> dict[str, float]:
+    """Return the prior deviation of each constant on a cluster; `assumed` are the keys that it does
+    not give.
+    """
     factor, own = 1.0 if is_validated else OTHER_DEVICES, cluster.efficiencies
-    found = {name: deviation * (STATED if name in own else factor) for name, deviation in DEVIATIONS.items()}
+    found = {
+        name: deviation * (STATED if name in own else factor)
+        for name, deviation in DEVIATIONS.items()
+    }
     if not is_validated and not has_measured_network(cluster):
         found["network_links"] = UNSEEN_NETWORK
     for name, more in (ASSUMED_DEVIATIONS[key] for key in assumed if key in ASSUMED_DEVIATIONS):
@@ -98,7 +119,9 @@ def deviations_of(cluster: Cluster, assumed: Sequence[str], *, is_validated: boo
 
 def has_measured_network(cluster: Cluster) -> bool:
     """Return whether a cluster states what collectives between its nodes were measured to reach."""
-    return not {"network_links", "network_latency_s", "crowded_hop_s"}.isdisjoint(cluster.efficiencies)
+    return not {"network_links", "network_latency_s", "crowded_hop_s"}.isdisjoint(
+        cluster.efficiencies
+    )
 
 
 def scaled_by(assumed: Sequence[str]) -> frozenset[str]:
@@ -107,7 +130,9 @@ def scaled_by(assumed: Sequence[str]) -> frozenset[str]:
 
 
 def moved(name: str, value: float, by: float | Rows) -> Any:
-    """Return a constant moved by a difference of its logarithm, or of its logit; by an array where that is one."""
+    """Return a constant moved by a difference of its logarithm, or of its logit; by an array where
+    that is one.
+    """
     if name not in SHARES:
         return value * np.exp(by)
     share = min(max(value, LEAST), MOST)
@@ -123,7 +148,9 @@ def place(name: str, value: float) -> float:
 
 
 def of_network(deviation: float | Rows) -> Direction:
-    """Return all that is slow between nodes as one direction, as wide as `network_links` is uncertain."""
+    """Return all that is slow between nodes as one direction, as wide as `network_links` is
+    uncertain.
+    """
     return {name: sign * deviation for name, sign in NETWORK.items()}
 
 
@@ -132,7 +159,8 @@ def directions(
     fit: FittedCode | None,
     independent: Mapping[str, Mapping[str, int]] = INDEPENDENT,
 ) -> list[Direction]:
-    """Return what is unknown of the constants as independent directions: a fit's posterior, and priors of the rest.
+    """Return what is unknown of the constants as independent directions: a fit's posterior, and
+    priors of the rest.
 
     A direction of the posterior is in the place of the constant that it is nearest to.
     """
@@ -140,35 +168,56 @@ def directions(
     found = [posterior[name] for name in posterior if name not in independent]
     for name, together in independent.items():
         found += [posterior[name]] if name in posterior else []
-        free = {one: sign for one, sign in together.items() if name in deviations and one not in posterior}
+        free = {
+            one: sign
+            for one, sign in together.items()
+            if name in deviations and one not in posterior
+        }
         found += [{one: sign * deviations[name] for one, sign in free.items()}] if free else []
     return found
 
 
 def _posterior(fit: FittedCode) -> dict[str, Direction]:
-    """Return the columns of the correlations' symmetric root, which is a root of the covariance once scaled."""
-    names, deviations = [one.name for one in fit.constants], np.array([one.deviation for one in fit.constants])
+    """Return the columns of the correlations' symmetric root, which is a root of the covariance
+    once scaled.
+    """
+    names, deviations = (
+        [one.name for one in fit.constants],
+        np.array([one.deviation for one in fit.constants]),
+    )
     correlations = np.eye(len(names))
     for place, one in enumerate(fit.constants):
         correlations[place, :place] = one.correlations
-    values, vectors = np.linalg.eigh(correlations)  # of the lower half; rounding may have made one slightly negative
+    values, vectors = np.linalg.eigh(
+        correlations
+    )  # of the lower half; rounding may have made one slightly negative
     columns = deviations[:, None] * (vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T)
-    return {name: dict(zip(names, column.tolist(), strict=True)) for name, column in zip(names, columns.T, strict=True)}
+    return {
+        name: dict(zip(names, column.tolist(), strict=True))
+        for name, column in zip(names, columns.T, strict=True)
+    }
 
 
 def log_ends(
-    cluster: Cluster, precision: str, software: Software, work: Workload, unknown: Sequence[Direction]
+    cluster: Cluster,
+    precision: str,
+    software: Software,
+    work: Workload,
+    unknown: Sequence[Direction],
 ) -> tuple[Rows, Rows]:
-    """Return how far the 95 % ends of each row's step time are below and above its estimate, as logarithms.
+    """Return how far the 95 % ends of each row's step time are below and above its estimate, as
+    logarithms.
 
-    Each of the independent directions is taken to both ends of its own range, and the changes add up as independent
-    ones. A link that is as fast as stated hides behind computation where a slower one does not, and none is faster than
-    stated: the ends are not symmetric.
+    Each of the independent directions is taken to both ends of its own range, and the changes add
+    up as independent ones. A link that is as fast as stated hides behind computation where a slower
+    one does not, and none is faster than stated: the ends are not symmetric.
     """
     changed = _changes(cluster, precision, software, work)
     below = above = np.zeros(1)
     for one in unknown:
-        ends = [changed({name: side * NORMAL_95 * by for name, by in one.items()}) for side in (-1, 1)]
+        ends = [
+            changed({name: side * NORMAL_95 * by for name, by in one.items()}) for side in (-1, 1)
+        ]
         below = below + np.minimum(np.minimum(*ends), 0) ** 2
         above = above + np.maximum(np.maximum(*ends), 0) ** 2
     return np.sqrt(below), np.sqrt(above)
@@ -181,16 +230,22 @@ def slopes(
     work: Workload,
     unknown: Sequence[Direction],
 ) -> Rows:
-    """Return the change of each row's log step time per deviation of each direction, near the estimate."""
+    """Return the change of each row's log step time per deviation of each direction, near the
+    estimate.
+    """
     changed = _changes(cluster, precision, software, work)
-    columns = [changed({name: SLIGHTLY * by for name, by in one.items()}) / SLIGHTLY for one in unknown]
+    columns = [
+        changed({name: SLIGHTLY * by for name, by in one.items()}) / SLIGHTLY for one in unknown
+    ]
     return np.stack(np.broadcast_arrays(*columns), axis=1)
 
 
 def network_left(rows: Rows) -> float:
-    """Return the share of its deviation by which the network stays unknown, after measured rows of `slopes` / noise.
+    """Return the share of its deviation by which the network stays unknown, after measured rows of
+    `slopes` / noise.
 
-    It is that of the posterior of all constants: what others explain as well tells little of the network.
+    It is that of the posterior of all constants: what others explain as well tells little of the
+    network.
     """
     return math.sqrt(float(np.linalg.inv(np.eye(rows.shape[1]) + rows.T @ rows)[0, 0]))
 
@@ -202,12 +257,19 @@ def _changes(
     machine = Machine.of(cluster, precision, software)
     constants = {**machine.constants(), "exchange_s": software.exchange_s}
     capped = AT_MOST_STATED - scaled_by(assumptions(cluster, precision))
-    bare, before = replace(cluster, efficiencies={}, fitted=()), np.log(step_time(machine, work).total)
+    bare, before = (
+        replace(cluster, efficiencies={}, fitted=()),
+        np.log(step_time(machine, work).total),
+    )
 
     def change(moves: Mapping[str, float | Rows]) -> Rows:
         values = {name: moved(name, constants[name], by) for name, by in moves.items()}
-        own = constants | {name: np.minimum(one, 1.0) if name in capped else one for name, one in values.items()}
-        code = replace(software, **{name: own.pop(name) for name in (*SOFTWARE_CONSTANTS, "exchange_s")})
+        own = constants | {
+            name: np.minimum(one, 1.0) if name in capped else one for name, one in values.items()
+        }
+        code = replace(
+            software, **{name: own.pop(name) for name in (*SOFTWARE_CONSTANTS, "exchange_s")}
+        )
         other = Machine.of(bare, precision, code, replace(machine.efficiencies, **own))
         found: Rows = np.log(step_time(other, work).total) - before
         return found

@@ -17,7 +17,13 @@ from frontrunner.evaluators.analytic.accuracy_bounds import (
     trust_in,
 )
 from frontrunner.evaluators.analytic.estimates import Estimate, blocks, plan, why_none
-from frontrunner.evaluators.analytic.priors import directions, log_ends, network_left, of_network, slopes
+from frontrunner.evaluators.analytic.priors import (
+    directions,
+    log_ends,
+    network_left,
+    of_network,
+    slopes,
+)
 from frontrunner.evaluators.analytic.workload import Rows
 from frontrunner.notebook import Displayed
 from frontrunner.spaces.cluster import MOST_DEVICES
@@ -69,7 +75,9 @@ class ScalingRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """The largest value that a dimension's list holds, and the node counts on which the best recipe takes it."""
+    """The largest value that a dimension's list holds, and the node counts on which the best recipe
+    takes it.
+    """
 
     dimension: str
     largest: int
@@ -78,7 +86,8 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling(Displayed):
-    """Strong scaling keeps the global batch, weak scaling that per node; `bounds` might be taken further.
+    """Strong scaling keeps the global batch, weak scaling that per node; `bounds` might be taken
+    further.
 
     The best rows have the highest `rate`, one of `pareto.RATES`.
     """
@@ -97,7 +106,9 @@ class Scaling(Displayed):
 
 
 def check_counts(nodes: Sequence[int], devices_per_node: int) -> tuple[int, ...]:
-    """Return the counts in rising order; raises `InvalidInput` for one that cannot be used or is repeated."""
+    """Return the counts in rising order; raises `InvalidInput` for one that cannot be used or is
+    repeated.
+    """
     given = list(nodes)
     if not given or len(given) > MOST_COUNTS:
         raise bad_value("nodes", given, f"1 to {MOST_COUNTS} counts of nodes")
@@ -105,7 +116,11 @@ def check_counts(nodes: Sequence[int], devices_per_node: int) -> tuple[int, ...]
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise bad_value("nodes", count, "whole numbers of at least 1, as in 16,32,64")
         if count * devices_per_node > MOST_DEVICES:
-            raise bad_value("nodes", count, f"at most {MOST_DEVICES:,} devices in all, with {devices_per_node} a node")
+            raise bad_value(
+                "nodes",
+                count,
+                f"at most {MOST_DEVICES:,} devices in all, with {devices_per_node} a node",
+            )
     twice = next((count for count in given if given.count(count) > 1), None)
     if twice is not None:
         raise bad_value("nodes", given, f"each count once, and {twice} is there more than once")
@@ -113,11 +128,15 @@ def check_counts(nodes: Sequence[int], devices_per_node: int) -> tuple[int, ...]
 
 
 def scaling(space: Space, problem: Problem, nodes: Sequence[int], rate: str = "tokens") -> Scaling:
-    """Return strong and weak scaling over these node counts, in rising order; raises `InvalidInput`.
+    """Return strong and weak scaling over these node counts, in rising order; raises
+    `InvalidInput`.
 
     `rate`, one of `pareto.RATES`, is what the best number of nodes has the most of.
     """
-    problem, space = problem.by_group[space.only_group(problem.cluster)], space.with_choices(group=())
+    problem, space = (
+        problem.by_group[space.only_group(problem.cluster)],
+        space.with_choices(group=()),
+    )
     counts = check_counts(nodes, problem.cluster.devices_per_node)
     judge = functools.cache(functools.partial(_row, space.with_choices(devices=()), problem))
     strong = _judged([judge(count, problem.global_batch) for count in counts], problem, rate)
@@ -130,18 +149,24 @@ def scaling(space: Space, problem: Problem, nodes: Sequence[int], rate: str = "t
         bounds=_bounds(space, (*strong, *weak)),
         devices_ignored=bool(space.devices),
         rate=rate,
-        trust=trust_in(list(best), replace(problem, cluster=replace(problem.cluster, nodes=counts[-1])), errors),
+        trust=trust_in(
+            list(best), replace(problem, cluster=replace(problem.cluster, nodes=counts[-1])), errors
+        ),
     )
 
 
 def network_ends(
-    recipes: Sequence[Recipe], problem: Problem, measured: Sequence[tuple[Problem, Sequence[Recipe]]]
+    recipes: Sequence[Recipe],
+    problem: Problem,
+    measured: Sequence[tuple[Problem, Sequence[Recipe]]],
 ) -> Rows:
-    """Return how far what is unknown of the network takes the 95 % ends of step times below and above, as logarithms.
+    """Return how far what is unknown of the network takes the 95 % ends of step times below and
+    above, as logarithms.
 
-    As far as the `measured` recipes felt the network it is known, on as many nodes as they had. On twice as many and
-    more it is as unknown as before any measurement, since smaller runs show nothing of where a network congests:
-    RCCL's all-reduces on Frontier take up to ten times as long beyond 128 devices (arXiv 2504.18658).
+    As far as the `measured` recipes felt the network it is known, on as many nodes as they had. On
+    twice as many and more it is as unknown as before any measurement, since smaller runs show
+    nothing of where a network congests: RCCL's all-reduces on Frontier take up to ten times as long
+    beyond 128 devices (arXiv 2504.18658).
     """
     found = np.zeros((2, len(recipes)))
     for own, places in problem.split(recipes):
@@ -150,10 +175,16 @@ def network_ends(
 
 
 def _network_ends(
-    recipes: Sequence[Recipe], problem: Problem, measured: Sequence[tuple[Problem, Sequence[Recipe]]]
+    recipes: Sequence[Recipe],
+    problem: Problem,
+    measured: Sequence[tuple[Problem, Sequence[Recipe]]],
 ) -> Rows:
     cluster, precision, width = problem.cluster, problem.precision, problem.cluster.devices_per_node
-    each = [(own, [known[place] for place in places]) for of, known in measured for own, places in of.split(known)]
+    each = [
+        (own, [known[place] for place in places])
+        for of, known in measured
+        for own, places in of.split(known)
+    ]
     here = [(own, known) for own, known in each if own.cluster.is_alike(cluster)]
     seen = max((recipe.devices / width for _, known in here for recipe in known), default=1.0)
     deviations = prior_deviations(cluster, precision)
@@ -165,17 +196,23 @@ def _network_ends(
         for own, known in here
         for _, _, machine, work in blocks(known, own)
     ]
-    left = deviations["network_links"] * network_left(np.concatenate([np.empty((0, len(unknown))), *felt]))
+    left = deviations["network_links"] * network_left(
+        np.concatenate([np.empty((0, len(unknown))), *felt])
+    )
     found = np.zeros((2, len(recipes)))
     for places, _, machine, work in blocks(recipes, problem):
         nodes = work.devices / width
         network = known_network(left, grown(cluster, precision, unseen, nodes), nodes, seen)
-        found[:, places] = log_ends(cluster, precision, machine.software, work, [of_network(network)])
+        found[:, places] = log_ends(
+            cluster, precision, machine.software, work, [of_network(network)]
+        )
     return found
 
 
 def weak_batch(problem: Problem, nodes: int) -> GlobalBatch | None:
-    """The problem's global batch times nodes over its cluster's nodes; None where that is not whole."""
+    """The problem's global batch times nodes over its cluster's nodes; None where that is not
+    whole.
+    """
     batch, own = problem.global_batch, problem.cluster.nodes
     if batch.minimum * nodes % own or batch.maximum * nodes % own:
         return None
@@ -185,14 +222,22 @@ def weak_batch(problem: Problem, nodes: int) -> GlobalBatch | None:
 def _row(space: Space, problem: Problem, nodes: int, batch: GlobalBatch | None) -> ScalingRow:
     cluster = replace(problem.cluster, nodes=nodes)
     price = cluster.price_per_node_hour
-    row = ScalingRow(nodes=nodes, devices=cluster.devices, global_batch=batch, price_per_node_hour=price)
+    row = ScalingRow(
+        nodes=nodes, devices=cluster.devices, global_batch=batch, price_per_node_hour=price
+    )
     if batch is None:
         share = f"{problem.global_batch} sequences x {nodes} / {problem.cluster.nodes} nodes"
         return replace(row, reason=f"{share} is not a whole number of sequences")
     survey = space.survey(replace(problem, cluster=cluster, global_batch=batch))
     found = plan(survey.recipes, survey.problem)
     best = next(iter(found.fastest(1)), None)
-    return replace(row, legal=found.legal, fitting=found.table.fitting, best=best, reason=why_none(survey, found))
+    return replace(
+        row,
+        legal=found.legal,
+        fitting=found.table.fitting,
+        best=best,
+        reason=why_none(survey, found),
+    )
 
 
 def _judged(rows: Sequence[ScalingRow], problem: Problem, rate: str) -> tuple[ScalingRow, ...]:
@@ -216,7 +261,9 @@ def _bounds(space: Space, rows: Sequence[ScalingRow]) -> tuple[Bound, ...]:
     found: list[Bound] = []
     for dimension in BOUNDING:
         largest = max(getattr(space, dimension))
-        nodes = {row.nodes for row in rows if row.best and getattr(row.best.recipe, dimension) == largest}
+        nodes = {
+            row.nodes for row in rows if row.best and getattr(row.best.recipe, dimension) == largest
+        }
         if largest > 1 and nodes:
             found.append(Bound(dimension=dimension, largest=largest, nodes=tuple(sorted(nodes))))
     return tuple(found)

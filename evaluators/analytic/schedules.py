@@ -1,7 +1,8 @@
-"""The order in which each pipeline rank runs its passes: those of torch's schedules, which the trainer runs.
+"""The order in which each pipeline rank runs its passes: those of torch's schedules, which the
+trainer runs.
 
-They are stated here again because torch takes seconds to import, and is no part of a service; a test holds them to
-torch's own (tests/unit/test_analytic_schedules.py).
+They are stated here again because torch takes seconds to import, and is no part of a service; a
+test holds them to torch's own (tests/unit/test_analytic_schedules.py).
 """
 
 from __future__ import annotations
@@ -16,17 +17,25 @@ Kind = Literal["F", "B", "I", "W"]
 
 
 class Pass(NamedTuple):
-    """One pass of a micro-batch through a stage: forward, backward, or backward for inputs or weights alone."""
+    """One pass of a micro-batch through a stage: forward, backward, or backward for inputs or
+    weights alone.
+    """
 
     kind: Kind
     stage: int
     micro_batch: int
 
     def needs(self, stages: int) -> Pass | None:
-        """Return the pass of another stage whose result this one takes; None for the first forward pass, and others."""
+        """Return the pass of another stage whose result this one takes; None for the first forward
+        pass, and others.
+        """
         if self.kind == "F":
             return None if self.stage == 0 else self._replace(stage=self.stage - 1)
-        return None if self.kind == "W" or self.stage == stages - 1 else Pass("I", self.stage + 1, self.micro_batch)
+        return (
+            None
+            if self.kind == "W" or self.stage == stages - 1
+            else Pass("I", self.stage + 1, self.micro_batch)
+        )
 
     @property
     def done(self) -> Pass:
@@ -36,31 +45,49 @@ class Pass(NamedTuple):
 
 def order_of(recipe: Recipe) -> list[list[Pass]]:
     """Return the passes of each pipeline rank in the order in which it runs them."""
-    ranks, chunks, batches, name = recipe.pipeline_parallel, recipe.virtual_stages, recipe.accumulation, recipe.schedule
+    ranks, chunks, batches, name = (
+        recipe.pipeline_parallel,
+        recipe.virtual_stages,
+        recipe.accumulation,
+        recipe.schedule,
+    )
     if name == "none":
         return [[Pass(kind, 0, number) for number in range(batches) for kind in ("F", "B")]]
     if name in ("gpipe", "looped-bfs"):
-        return [list(_all_ahead(rank, ranks, chunks, batches, backwards=name == "looped-bfs")) for rank in range(ranks)]
+        return [
+            list(_all_ahead(rank, ranks, chunks, batches, backwards=name == "looped-bfs"))
+            for rank in range(ranks)
+        ]
     if name in ("zbv", "dualpipev"):
         return [_v_shaped(name, rank, ranks, batches) for rank in range(ranks)]
     hops = 2 if name == "interleaved-1f1b" else 1
     split = name in SPLIT_BACKWARD_SCHEDULES
-    return [list(_in_turn(rank, ranks, chunks, batches, hops=hops, split=split)) for rank in range(ranks)]
+    return [
+        list(_in_turn(rank, ranks, chunks, batches, hops=hops, split=split))
+        for rank in range(ranks)
+    ]
 
 
-def _all_ahead(rank: int, ranks: int, chunks: int, batches: int, *, backwards: bool) -> Iterator[Pass]:
-    """Yield all forward passes, then all backward ones; `backwards` runs the last micro-batch's first."""
+def _all_ahead(
+    rank: int, ranks: int, chunks: int, batches: int, *, backwards: bool
+) -> Iterator[Pass]:
+    """Yield all forward passes, then all backward ones; `backwards` runs the last micro-batch's
+    first.
+    """
     stages = range(rank, ranks * chunks, ranks)
     yield from (Pass("F", stage, number) for stage in stages for number in range(batches))
     numbers = range(batches)[::-1] if backwards else range(batches)
     yield from (Pass("B", stage, number) for stage in stages[::-1] for number in numbers)
 
 
-def _in_turn(rank: int, ranks: int, chunks: int, batches: int, *, hops: int, split: bool) -> Iterator[Pass]:
-    """Yield enough forward passes to fill the pipeline, then one backward pass for each forward pass, and the rest.
+def _in_turn(
+    rank: int, ranks: int, chunks: int, batches: int, *, hops: int, split: bool
+) -> Iterator[Pass]:
+    """Yield enough forward passes to fill the pipeline, then one backward pass for each forward
+    pass, and the rest.
 
-    Micro-batches go through a rank's chunks in rounds. Where the backward pass is `split`, a rank's first passes over
-    weights wait for as many more passes over inputs as there are ranks before it.
+    Micro-batches go through a rank's chunks in rounds. Where the backward pass is `split`, a rank's
+    first passes over weights wait for as many more passes over inputs as there are ranks before it.
     """
     in_round = batches // max(1, batches // ranks)
     total, counters = chunks * batches, Counter[tuple[str, int]]()
@@ -87,8 +114,9 @@ def _in_turn(rank: int, ranks: int, chunks: int, batches: int, *, hops: int, spl
 def _v_shaped(name: str, rank: int, ranks: int, batches: int) -> list[Pass]:
     """Return the passes over a rank's chunk on the way down, `a`, and on the way up, `b`.
 
-    Each phase is a number of repetitions of some passes; `W` is the oldest pass over weights that is still to run.
-    Of ZBV (arXiv 2401.10241, section 6) passes beyond the last micro-batch are left out.
+    Each phase is a number of repetitions of some passes; `W` is the oldest pass over weights that
+    is still to run. Of ZBV (arXiv 2401.10241, section 6) passes beyond the last micro-batch are
+    left out.
     """
     before, after = rank + 1, ranks - rank - 1
     phases: tuple[tuple[int, str], ...]
@@ -102,7 +130,8 @@ def _v_shaped(name: str, rank: int, ranks: int, batches: int) -> list[Pass]:
     else:
         turn = "Ib Ia" if rank % 2 else "Bb Ia"
         phases = (
-            (2 * after, "Fa"), (before, "Fa Fb"), (after, "Ib W Fb"), (batches - 2 * ranks + before, "Fa Bb Fb Ba"),
+            (2 * after, "Fa"), (before, "Fa Fb"), (after, "Ib W Fb"),
+            (batches - 2 * ranks + before, "Fa Bb Fb Ba"),
             (after, "Bb Fb Ba"), (before // 2, "Bb Ba"), (1, turn), (rank - before // 2, "Ib Ia"),
             (after, "W Ia"), (before, "W"),
         )  # fmt: skip

@@ -1,14 +1,19 @@
-"""A simulated evaluator: instant outcomes from a rough cost formula, for rehearsals and tests of the driver.
+"""A simulated evaluator: instant outcomes from a rough cost formula, for rehearsals and tests of
+the driver.
 
-A roofline of the stated peak with a pipeline bubble and a charge for splitting layers; a pure function of recipe,
-problem and seed.
+A roofline of the stated peak with a pipeline bubble and a charge for splitting layers; a pure
+function of recipe, problem and seed.
 """
 
 from __future__ import annotations
 
 import hashlib
 
-from frontrunner.evaluators.probe.measure import hardware_flops_per_token, measured_steps, tokens_per_step
+from frontrunner.evaluators.probe.measure import (
+    hardware_flops_per_token,
+    measured_steps,
+    tokens_per_step,
+)
 from frontrunner.evaluators.protocol import ImmediateEvaluator, ProbeSetup
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.spaces.problem import Problem
@@ -19,7 +24,9 @@ BEST_EFFICIENCY = 0.45
 SPLIT_CHARGE = 0.08
 BYTES_PER_PARAMETER = (4, 4, 8)
 ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN = 34
-"""A layer's activations for each token and hidden unit in 16 bits (arXiv 2205.05198, equation 1, first term)."""
+"""A layer's activations for each token and hidden unit in 16 bits (arXiv 2205.05198, equation 1,
+first term).
+"""
 
 
 class Simulated(ImmediateEvaluator):
@@ -45,33 +52,45 @@ def simulate(recipe: Recipe, setup: ProbeSetup) -> Measurement | Failure:
     own += f" {recipe.group}" if recipe.group else ""
     digest = hashlib.sha256(f"{setup.seed} {recipe!r}{own}".encode()).digest()
     noise = 0.01 * int.from_bytes(digest[:8], "big") / 2**64
-    times = tuple(step * (1 + noise * sign) for sign in (-1, 0, 1, 0.5, -0.5)[: setup.probe.measured_steps])
+    times = tuple(
+        step * (1 + noise * sign) for sign in (-1, 0, 1, 0.5, -0.5)[: setup.probe.measured_steps]
+    )
     peaks, spent_s = (memory,) * recipe.devices, sum(times) * problem.cluster.nodes
     more = {"peak_memory_bytes": peaks, "node_seconds": spent_s, "first_step_time_s": step}
     return measured_steps(recipe, problem, times, **more)
 
 
 def _step_time_s(recipe: Recipe, problem: Problem) -> float:
-    """Return hardware FLOPs over peak and efficiency, times the bubble (m + p - 1) / m and costs of parallelism."""
+    """Return hardware FLOPs over peak and efficiency, times the bubble (m + p - 1) / m and costs of
+    parallelism.
+    """
     flops = tokens_per_step(recipe, problem) * hardware_flops_per_token(recipe, problem)
     peak = problem.cluster.peak_flops(recipe.arithmetic(problem.precision)) or FALLBACK_PEAK_FLOPS
     efficiency = BEST_EFFICIENCY * (1 - 0.3 / (recipe.micro_batch_seqs + 1))
-    bubble = (recipe.accumulation + (recipe.pipeline_parallel - 1) / recipe.virtual_stages) / recipe.accumulation
+    bubble = (
+        recipe.accumulation + (recipe.pipeline_parallel - 1) / recipe.virtual_stages
+    ) / recipe.accumulation
     kept = 1 - SPLIT_CHARGE * (_ranks_of_a_layer(recipe) - 1).bit_length()
     sharding = 1 + 0.02 * sum(degree > 1 for degree in recipe.sharding.degrees)
     return flops / (recipe.devices * peak * efficiency) * bubble * sharding / kept
 
 
 def _memory_bytes(recipe: Recipe, problem: Problem) -> int:
-    """Return the states of one rank by sharding degrees, and the activations of the micro-batches in flight."""
+    """Return the states of one rank by sharding degrees, and the activations of the micro-batches
+    in flight.
+    """
     model = problem.model
     share = model.parameters / (recipe.tensor_parallel * recipe.pipeline_parallel)
     sizes = zip(BYTES_PER_PARAMETER, recipe.sharding.degrees, strict=True)
     in_flight = min(recipe.accumulation, recipe.pipeline_parallel)
-    per_layer = problem.sequence_length * recipe.micro_batch_seqs * model.hidden / _ranks_of_a_layer(recipe)
+    per_layer = (
+        problem.sequence_length * recipe.micro_batch_seqs * model.hidden / _ranks_of_a_layer(recipe)
+    )
     per_layer *= 2 if recipe.recompute == "full" else ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN
     layers = model.layers / recipe.pipeline_parallel
-    return int(sum(share * size / degree for size, degree in sizes) + in_flight * layers * per_layer)
+    return int(
+        sum(share * size / degree for size, degree in sizes) + in_flight * layers * per_layer
+    )
 
 
 def _ranks_of_a_layer(recipe: Recipe) -> int:

@@ -1,7 +1,9 @@
-"""Timeline of one optimizer step: what each pipeline rank does when, and the memory that it holds meanwhile.
+"""Timeline of one optimizer step: what each pipeline rank does when, and the memory that it holds
+meanwhile.
 
-Passes take the formulas' times and run in the schedule's own order, each as soon as its rank is free and its input is
-there. Within a pass computing and the collectives of its layers alternate; a pass has their sums.
+Passes take the formulas' times and run in the schedule's own order, each as soon as its rank is
+free and its input is there. Within a pass computing and the collectives of its layers alternate; a
+pass has their sums.
 """
 
 from __future__ import annotations
@@ -16,10 +18,19 @@ from frontrunner.evaluators.analytic import communication
 from frontrunner.evaluators.analytic.accuracy_bounds import has_times
 from frontrunner.evaluators.analytic.estimates import not_modelled
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.memory import fullest_parameters, memory_of_each, micro_batches_held
+from frontrunner.evaluators.analytic.memory import (
+    fullest_parameters,
+    memory_of_each,
+    micro_batches_held,
+)
 from frontrunner.evaluators.analytic.schedules import Pass, order_of
 from frontrunner.evaluators.analytic.software import coded
-from frontrunner.evaluators.analytic.step import StepTime, exposed_transfers, stage_passes, step_time
+from frontrunner.evaluators.analytic.step import (
+    StepTime,
+    exposed_transfers,
+    stage_passes,
+    step_time,
+)
 from frontrunner.evaluators.analytic.workload import Rows, Workload, number, stage_layers
 from frontrunner.notebook import Displayed
 from frontrunner.spaces.document import recipe_id
@@ -51,7 +62,9 @@ AGREES = 0.01
 
 
 class Action(NamedTuple):
-    """What a rank does for a time; of passes and what belongs to them, the stage and micro-batch, else None."""
+    """What a rank does for a time; of passes and what belongs to them, the stage and micro-batch,
+    else None.
+    """
 
     kind: str
     stage: int | None
@@ -69,7 +82,9 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RankTimeline:
-    """One pipeline rank, which stands for `devices` that do the same; its actions fill the step without a gap."""
+    """One pipeline rank, which stands for `devices` that do the same; its actions fill the step
+    without a gap.
+    """
 
     rank: int
     devices: int
@@ -85,8 +100,9 @@ class RankTimeline:
 class StepTimeline(Displayed):
     """One optimizer step of a recipe, by pipeline rank.
 
-    `step_time_s` is when the last rank is done, `formula_step_time_s` the estimate; `bubble_share` is the mean over the
-    ranks. `pass_parts_s` are the seconds of a pass of each kind through each stage by what they are spent on.
+    `step_time_s` is when the last rank is done, `formula_step_time_s` the estimate; `bubble_share`
+    is the mean over the ranks. `pass_parts_s` are the seconds of a pass of each kind through each
+    stage by what they are spent on.
     """
 
     recipe_id: str
@@ -109,7 +125,9 @@ class StepTimeline(Displayed):
 
 @dataclass(frozen=True, kw_only=True)
 class _Costs:
-    """Seconds of passes by stage, of a transfer (in which the receiver, and the sender, are busy), and of the rest."""
+    """Seconds of passes by stage, of a transfer (in which the receiver, and the sender, are busy),
+    and of the rest.
+    """
 
     passes: Mapping[str, Sequence[float]]
     transfer: float
@@ -121,10 +139,11 @@ class _Costs:
 
 
 def step_timeline(recipe: Recipe, problem: Problem) -> StepTimeline:
-    """Lay out one step of a legal recipe; raises `InvalidInput` where the formulas do not know it, or it is too long.
+    """Lay out one step of a legal recipe; raises `InvalidInput` where the formulas do not know it,
+    or it is too long.
 
-    The timeline is the formulas' own step where all stages are equal. Otherwise it may end before or after them, and
-    `differences` explain why.
+    The timeline is the formulas' own step where all stages are equal. Otherwise it may end before
+    or after them, and `differences` explain why.
     """
     problem, name = problem.at(recipe), recipe_id(problem, recipe)
     unknown, passes = not_modelled(recipe), 2 * recipe.stages * recipe.accumulation
@@ -132,15 +151,24 @@ def step_timeline(recipe: Recipe, problem: Problem) -> StepTimeline:
         what = f"the step of recipe {name} cannot be laid out: the formulas do not know {unknown}"
         raise InvalidInput(what, hint="frontrunner profile measures it")
     if not has_times(problem, recipe.engine):
-        what = f"the step of recipe {name} cannot be laid out: cluster.peak_tflops.{problem.precision} is not given"
-        raise InvalidInput(what, hint="state the device's peak in the campaign file, or measure: frontrunner launch")
+        what = (
+            f"the step of recipe {name} cannot be laid out: cluster.peak_tflops.{problem.precision}"
+            " is not given"
+        )
+        raise InvalidInput(
+            what,
+            hint="state the device's peak in the campaign file, or measure: frontrunner launch",
+        )
     if passes > MOST_PASSES:
-        what = f"the step of recipe {name} has {passes:,} passes: at most {MOST_PASSES:,} are laid out"
+        what = (
+            f"the step of recipe {name} has {passes:,} passes: at most {MOST_PASSES:,} are laid out"
+        )
         raise InvalidInput(what, hint="fewer stages or larger micro-batches have fewer")
     machine = Machine.of(problem.cluster, problem.precision, coded(problem.software, recipe.engine))
     work = Workload.of([recipe], problem, machine.software.pipeline_split)
     layers, dense = (
-        np.array(one, dtype=float) for one in stage_layers(recipe, problem.model, machine.software.pipeline_split)
+        np.array(one, dtype=float)
+        for one in stage_layers(recipe, problem.model, machine.software.pipeline_split)
     )
     parts = stage_passes(machine, work, layers, dense)
     formula = step_time(machine, work)
@@ -149,7 +177,9 @@ def step_timeline(recipe: Recipe, problem: Problem) -> StepTimeline:
     actions = _played(order_of(recipe), rank_of, costs)
     ends = [held[-1].end_s for held in actions]
     memory = _memory(machine, work, actions, rank_of, (layers, dense))
-    waits = [sum(one.end_s - one.begin_s for one in held if one.kind == "bubble") for held in actions]
+    waits = [
+        sum(one.end_s - one.begin_s for one in held if one.kind == "bubble") for held in actions
+    ]
     total, expected = max(ends), float(formula.total[0])
     ranks = tuple(
         RankTimeline(
@@ -179,14 +209,22 @@ def step_timeline(recipe: Recipe, problem: Problem) -> StepTimeline:
     )
 
 
-def _costs(machine: Machine, work: Workload, formula: StepTime, totals: Mapping[str, Rows]) -> _Costs:
+def _costs(
+    machine: Machine, work: Workload, formula: StepTime, totals: Mapping[str, Rows]
+) -> _Costs:
     rank_s = {kind: totals[kind].sum() / max(1, int(work.pipeline_parallel[0])) for kind in totals}
     replicas = communication.replica_waits(
-        machine, work, fullest_parameters(machine, work), number(rank_s["F"]), number(rank_s["I"] + rank_s["W"])
+        machine,
+        work,
+        fullest_parameters(machine, work),
+        number(rank_s["F"]),
+        number(rank_s["I"] + rank_s["W"]),
     )
     once = float((replicas.last + replicas.published)[0])
     # The formulas' own sum, by when it falls due: experts have replicas of their own.
-    share = float(formula.data_parallel[0]) / max(once + float((work.accumulation * replicas.each)[0]), 1e-30)
+    share = float(formula.data_parallel[0]) / max(
+        once + float((work.accumulation * replicas.each)[0]), 1e-30
+    )
     message = float(communication.pipeline_transfer_s(machine, work)[0]) / 2
     exposed = float(exposed_transfers(machine, work)[0])
     return _Costs(
@@ -200,13 +238,21 @@ def _costs(machine: Machine, work: Workload, formula: StepTime, totals: Mapping[
         receives=message * min(exposed, 1.0),
         sends=message * max(exposed - 1.0, 0.0),
         at_each=share * float(replicas.each[0]) / float(work.virtual_stages[0]),
-        after={"reduce": share * float(replicas.last[0]), "host": float(formula.host_transfer.ravel()[0])},
-        at_end={"optimizer": float(formula.optimizer[0]), "gather": share * float(replicas.published[0])},
+        after={
+            "reduce": share * float(replicas.last[0]),
+            "host": float(formula.host_transfer.ravel()[0]),
+        },
+        at_end={
+            "optimizer": float(formula.optimizer[0]),
+            "gather": share * float(replicas.published[0]),
+        },
     )
 
 
 class _Ranks:
-    """Pipeline ranks that run their passes; `done` is when a pass ended, `now` until when each rank is busy."""
+    """Pipeline ranks that run their passes; `done` is when a pass ended, `now` until when each rank
+    is busy.
+    """
 
     def __init__(self, rank_of: Sequence[int], costs: _Costs) -> None:
         self._rank_of, self._costs = rank_of, costs
@@ -240,7 +286,9 @@ class _Ranks:
         return True
 
 
-def _played(order: Sequence[Sequence[Pass]], rank_of: Sequence[int], costs: _Costs) -> list[list[Action]]:
+def _played(
+    order: Sequence[Sequence[Pass]], rank_of: Sequence[int], costs: _Costs
+) -> list[list[Action]]:
     """Run each rank's passes, and return what it does from the beginning to the end of the step."""
     found, place = _Ranks(rank_of, costs), [0] * len(order)
     while any(at < len(passes) for at, passes in zip(place, order, strict=True)):
@@ -264,7 +312,8 @@ def _by_stage(parts: object) -> tuple[dict[str, float], ...]:
     names = [one.name for one in fields(parts)]  # type: ignore[arg-type]
     columns = [np.atleast_1d(getattr(parts, name)).tolist() for name in names]
     return tuple(
-        {name: value for name, value in zip(names, row, strict=True) if value} for row in zip(*columns, strict=True)
+        {name: value for name, value in zip(names, row, strict=True) if value}
+        for row in zip(*columns, strict=True)
     )
 
 
@@ -275,11 +324,12 @@ def _memory(
     rank_of: Sequence[int],
     stages: tuple[Rows, Rows],
 ) -> list[tuple[Level, ...]]:
-    """Return the bytes on each rank over the step: its states, and the activations of what is between its passes.
+    """Return the bytes on each rank over the step: its states, and the activations of what is
+    between its passes.
 
-    Those of a pass come when it begins forward and go when it ends backward, each stage's by its layers. Gradients are
-    there after the first backward pass where the code makes them then; logits, and what a layer needs while it runs,
-    are there while passes run.
+    Those of a pass come when it begins forward and go when it ends backward, each stage's by its
+    layers. Gradients are there after the first backward pass where the code makes them then;
+    logits, and what a layer needs while it runs, are there while passes run.
     """
     ranks = len(actions)
     held = np.zeros((2, ranks))
@@ -293,23 +343,39 @@ def _memory(
             micro_batches_held(work, np.arange(ranks, dtype=float)),
         )
     )
-    columns = {part.name: np.broadcast_to(getattr(less, part.name), ranks).tolist() for part in fields(less)} | {
+    columns = {
+        part.name: np.broadcast_to(getattr(less, part.name), ranks).tolist()
+        for part in fields(less)
+    } | {
         "each": np.broadcast_to(2 * (more.activations - less.activations), ranks).tolist(),
-        "runtime": np.broadcast_to(most.runtime, ranks).tolist(),  # what the allocator lost at the peak stays lost
+        "runtime": (
+            np.broadcast_to(most.runtime, ranks).tolist()
+        ),  # what the allocator lost at the peak stays lost
     }
     found = []
     for rank, its in enumerate(actions):
         own = {name: column[rank] for name, column in columns.items()}
-        states = own["parameters"] + own["optimizer"] + own["runtime"] + max(own["activations"] - own["each"] / 4, 0.0)
+        states = (
+            own["parameters"]
+            + own["optimizer"]
+            + own["runtime"]
+            + max(own["activations"] - own["each"] / 4, 0.0)
+        )
         gradients = 0.0 if machine.software.gradients_appear else own["gradients"]
-        weight = {stage: stages[0][stage] / max(held[0, rank], 1.0) for stage, at in enumerate(rank_of) if at == rank}
+        weight = {
+            stage: stages[0][stage] / max(held[0, rank], 1.0)
+            for stage, at in enumerate(rank_of)
+            if at == rank
+        }
         last, activations, levels = len(rank_of) - 1, 0.0, [Level(0.0, int(states + gradients))]
         for one in its:
             if one.kind not in ("F", "B", "I", "W") or one.stage is None:
                 continue
             share = own["each"] * weight[one.stage]
             activations += share * (one.kind == "F")
-            during = (own["logits"] if one.stage == last else 0.0) + (own["working"] if one.kind != "F" else 0.0)
+            during = (own["logits"] if one.stage == last else 0.0) + (
+                own["working"] if one.kind != "F" else 0.0
+            )
             levels.append(Level(one.begin_s, int(states + gradients + activations + during)))
             activations -= share * (one.kind in ("B", "W"))
             gradients = own["gradients"] if one.kind in ("B", "W") else gradients
@@ -318,23 +384,38 @@ def _memory(
     return found
 
 
-def _differences(off: float, recipe: Recipe, ranks: Sequence[RankTimeline], costs: _Costs) -> tuple[str, ...]:
+def _differences(
+    off: float, recipe: Recipe, ranks: Sequence[RankTimeline], costs: _Costs
+) -> tuple[str, ...]:
     """Return how far the timeline is from the formulas, and what may cause it."""
     if abs(off) < AGREES:
         return ()
     causes = []
     if costs.receives + costs.sends > 0:
         causes.append(
-            "the formulas count a transfer each way per micro-batch, and the ranks at the pipeline's ends have one"
+            "the formulas count a transfer each way per micro-batch, and the ranks at the"
+            " pipeline's ends have one"
         )
-    busy = [sum(one.end_s - one.begin_s for one in held.actions if one.kind != "bubble") for held in ranks]
+    busy = [
+        sum(one.end_s - one.begin_s for one in held.actions if one.kind != "bubble")
+        for held in ranks
+    ]
     if max(busy) > 1.01 * min(busy):
         causes.append("the stages are unequal, and the formulas' bubble is one of equal stages")
     if costs.at_each > 0:
         causes.append("waits for replicas at each micro-batch delay the ranks after")
-    if recipe.schedule in ("looped-bfs", "zbv", "dualpipev", "interleaved-zero-bubble", "interleaved-1f1b"):
+    if recipe.schedule in (
+        "looped-bfs",
+        "zbv",
+        "dualpipev",
+        "interleaved-zero-bubble",
+        "interleaved-1f1b",
+    ):
         causes.append(
-            f"the formulas' bubble of {recipe.schedule} is a closed form of equal stages and many micro-batches"
+            f"the formulas' bubble of {recipe.schedule} is a closed form of equal stages and many"
+            " micro-batches"
         )
     side = "later" if off > 0 else "earlier"
-    return (f"This timeline ends {percent(abs(off))} {side} than the formulas: {'; '.join(causes)}.",)
+    return (
+        f"This timeline ends {percent(abs(off))} {side} than the formulas: {'; '.join(causes)}.",
+    )

@@ -1,4 +1,6 @@
-"""What recipes around one reach, measured and estimated: one dimension at a time, and over numbers of nodes."""
+"""What recipes around one reach, measured and estimated: one dimension at a time, and over numbers
+of nodes.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Found:
 
 def found_of(recipes: Sequence[Recipe | Reason], problem: Problem, tried: Tried) -> list[Found]:
     """Return what is known of these recipes, in order."""
-    known = [recipe for recipe in recipes if isinstance(recipe, Recipe) and not_modelled(recipe) is None]
+    known = [
+        recipe for recipe in recipes if isinstance(recipe, Recipe) and not_modelled(recipe) is None
+    ]
     estimates = dict(zip(known, estimate_many(known, problem), strict=True)) if known else {}
     return [
         Found(recipe=None, illegal=recipe.text)
@@ -65,17 +69,20 @@ def _found(recipe: Recipe, name: str, tried: Tried, estimate: Estimate | None) -
         recipe_id=name,
         outcome=outcome if is_over else None,
         tokens_per_s=None if one is None else one.standing,
-        peak_memory_bytes_max_rank=(one.peak_memory_bytes or None) if one is not None and one.standing else None,
+        peak_memory_bytes_max_rank=(one.peak_memory_bytes or None)
+        if one is not None and one.standing
+        else None,
         estimate=estimate,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variation:
-    """A recipe with another value of one dimension, or with its own; changes are shares of that recipe's tokens/s.
+    """A recipe with another value of one dimension, or with its own; changes are shares of that
+    recipe's tokens/s.
 
-    `expected_tokens_per_s` is what that recipe was measured to reach with the estimated change: errors that both
-    estimates share cancel out.
+    `expected_tokens_per_s` is what that recipe was measured to reach with the estimated change:
+    errors that both estimates share cancel out.
     """
 
     dimension: str
@@ -141,7 +148,9 @@ def varied_dimensions(survey: Survey) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledRecipe:
-    """A recipe on a number of nodes; efficiencies are of tokens/s per device, over the fewest nodes measured."""
+    """A recipe on a number of nodes; efficiencies are of tokens/s per device, over the fewest nodes
+    measured.
+    """
 
     nodes: int
     devices: int
@@ -152,7 +161,9 @@ class ScaledRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredScaling(Displayed):
-    """A recipe with other numbers of replicas: strong scaling keeps its global batch, weak that of each replica."""
+    """A recipe with other numbers of replicas: strong scaling keeps its global batch, weak that of
+    each replica.
+    """
 
     strong: tuple[ScaledRecipe, ...]
     weak: tuple[ScaledRecipe, ...]
@@ -165,13 +176,19 @@ def measured_scaling(center: Recipe, survey: Survey, tried: Tried) -> MeasuredSc
     for weak in (False, True):
         recipes = [scaled(center, survey, count, weak=weak) for count in counts]
         found[weak] = tuple(
-            _with_efficiency(counts, found_of(recipes, survey.problem, tried), survey.problem.at(center))
+            _with_efficiency(
+                counts, found_of(recipes, survey.problem, tried), survey.problem.at(center)
+            )
         )
     return MeasuredScaling(strong=found[False], weak=found[True])
 
 
-def _with_efficiency(counts: Sequence[int], found: Sequence[Found], problem: Problem) -> Iterator[ScaledRecipe]:
-    """Yield the rows; both efficiencies are over the same count, the fewest nodes with a measurement."""
+def _with_efficiency(
+    counts: Sequence[int], found: Sequence[Found], problem: Problem
+) -> Iterator[ScaledRecipe]:
+    """Yield the rows; both efficiencies are over the same count, the fewest nodes with a
+    measurement.
+    """
     first = next((place for place, one in enumerate(found) if one.tokens_per_s), None)
     if first is None:
         first = next((place for place, one in enumerate(found) if one.estimate), 0)
@@ -185,5 +202,7 @@ def _with_efficiency(counts: Sequence[int], found: Sequence[Found], problem: Pro
             devices=count,
             found=one,
             efficiency=over(count, one.tokens_per_s, found[first].tokens_per_s),
-            estimated_efficiency=over(count, one.estimated_tokens_per_s, found[first].estimated_tokens_per_s),
+            estimated_efficiency=over(
+                count, one.estimated_tokens_per_s, found[first].estimated_tokens_per_s
+            ),
         )

@@ -1,6 +1,7 @@
 """The workload: recipes and the models they train as arrays, one row per recipe.
 
-Every formula of the analytic model is written once, over these arrays; one recipe is an array of one row.
+Every formula of the analytic model is written once, over these arrays; one recipe is an array of
+one row.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ import numpy.typing as npt
 from frontrunner.spaces.columns import each
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import RANK_ORDERS, SPLIT_BACKWARD_SCHEDULES, V_SHAPED_SCHEDULES, Recipe
+from frontrunner.spaces.recipe import (
+    RANK_ORDERS,
+    SPLIT_BACKWARD_SCHEDULES,
+    V_SHAPED_SCHEDULES,
+    Recipe,
+)
 from frontrunner.spaces.stages import (
     even_layers,
     head_layers,
@@ -34,17 +40,20 @@ Flags = npt.NDArray[np.bool_]
 Split = Literal["even", "cost", "ends"]
 
 FP8_SCALINGS = ("none", "tensorwise", "rowwise", "delayed", "blockwise", "mxfp8")
-"""How factors of products are scaled to 8 bits; beside those that recipes choose, those of Transformer Engine: by a
-factor from earlier steps, and by one for each block of 128, or of 32 values."""
+"""How factors of products are scaled to 8 bits; beside those that recipes choose, those of
+Transformer Engine: by a factor from earlier steps, and by one for each block of 128, or of 32
+values.
+"""
 BYTES_PER_VALUE = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 
 
 ROUTED_DEVIATION = {"none": 0.26, "loss": 0.26, "bias": 0.02}
 """Standard deviation of an expert's tokens over the mean, by how a router is balanced.
 
-The fullest of 64 experts had 1.72 and 1.52 times the mean in models of 1B and 3B parameters with an auxiliary loss,
-1.04 with biases (arXiv 2408.15664, table 2, over a validation set), and the largest of 64 normals is 2.34 deviations
-above the mean. A router that is not balanced is taken to be as even as with a loss, which it is at most.
+The fullest of 64 experts had 1.72 and 1.52 times the mean in models of 1B and 3B parameters with an
+auxiliary loss, 1.04 with biases (arXiv 2408.15664, table 2, over a validation set), and the largest
+of 64 normals is 2.34 deviations above the mean. A router that is not balanced is taken to be as
+even as with a loss, which it is at most.
 """
 
 
@@ -60,16 +69,18 @@ _no: Callable[[], Any] = functools.partial(np.array, [False])
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Arrays of equal length, or of length 1 where all rows agree; columns with a default are in neutral position.
+    """Arrays of equal length, or of length 1 where all rows agree; columns with a default are in
+    neutral position.
 
     `layers` are the model's with the `mtp_layers` after them, which are on the rank with the head.
-    `layers_first` and `layers_last` are the layers of the pipeline ranks with the embedding and the head,
-    `layers_middle` of the fullest between; `dense_first`, `dense_middle` and `dense_last` of these have no experts.
-    `head_on_first` marks one rank with both. `split_backward` schedules run the gradients of weights separately,
-    `keeps_all` ones (GPipe) all forward passes first. `attended_share` is what windows leave of the positions,
-    `kv_hidden` has a head for each tensor-parallel rank at least. `normed_heads` is the width of queries and keys that
-    have norms of their own, `expert_deviation` that of an expert's tokens over the mean. `rank_order` is an index into
-    `RANK_ORDERS`, `fp8` one into `FP8_SCALINGS`.
+    `layers_first` and `layers_last` are the layers of the pipeline ranks with the embedding and the
+    head, `layers_middle` of the fullest between; `dense_first`, `dense_middle` and `dense_last` of
+    these have no experts. `head_on_first` marks one rank with both. `split_backward` schedules run
+    the gradients of weights separately, `keeps_all` ones (GPipe) all forward passes first.
+    `attended_share` is what windows leave of the positions, `kv_hidden` has a head for each
+    tensor-parallel rank at least. `normed_heads` is the width of queries and keys that have norms
+    of their own, `expert_deviation` that of an expert's tokens over the mean. `rank_order` is an
+    index into `RANK_ORDERS`, `fp8` one into `FP8_SCALINGS`.
     """
 
     layers: Rows
@@ -147,10 +158,14 @@ class Workload:
 
     @classmethod
     def of(cls, recipes: Sequence[Recipe], problem: Problem, split: Split = "even") -> Workload:
-        """Return the recipes of one problem, in order; `split` gives layers to stages that a recipe does not state."""
+        """Return the recipes of one problem, in order; `split` gives layers to stages that a recipe
+        does not state.
+        """
         model = problem.model
         # Where ranks are more than these heads, each has one whole.
-        kv_heads = np.maximum(model.kv_heads, each(recipes, attrgetter("tensor_parallel"), np.float64))
+        kv_heads = np.maximum(
+            model.kv_heads, each(recipes, attrgetter("tensor_parallel"), np.float64)
+        )
         columns: dict[str, Any] = {
             "vocabulary": number(model.padded_vocabulary),
             "sequence_length": number(problem.sequence_length),
@@ -161,7 +176,9 @@ class Workload:
             "kv_hidden": kv_heads * (model.head_dim + model.value_dim) / 2,
             "value_hidden": number(model.mixed_hidden),
             "rotary_width": number(model.rotary_width if model.key_value_rank else 0),
-            "attended_share": number(model.attended(problem.sequence_length) / problem.sequence_length),
+            "attended_share": number(
+                model.attended(problem.sequence_length) / problem.sequence_length
+            ),
             "norms": number(4 if model.post_norms else 2),
             "normed_heads": (model.q_hidden + kv_heads * model.head_dim) * model.qk_norm,
             "parallel_residual": np.array([model.parallel_residual]),
@@ -190,12 +207,16 @@ class Workload:
 
     @property
     def tokens(self) -> Rows:
-        """micro_batch_seqs * sequence_length / context_parallel: one rank's tokens of a micro-batch."""
+        """micro_batch_seqs * sequence_length / context_parallel: one rank's tokens of a
+        micro-batch.
+        """
         return self.micro_batch_seqs * self.sequence_length / self.context_parallel
 
     @property
     def copies(self) -> Rows:
-        """data_parallel * context_parallel: the ranks that hold the same part of the model, as `Recipe.copies`."""
+        """data_parallel * context_parallel: the ranks that hold the same part of the model, as
+        `Recipe.copies`.
+        """
         return self.data_parallel * self.context_parallel
 
     @property
@@ -205,7 +226,9 @@ class Workload:
 
     @property
     def expert_ranks(self) -> Rows:
-        """expert_parallel * expert_tensor_parallel: the ranks that hold each expert once, as `Recipe.expert_ranks`."""
+        """expert_parallel * expert_tensor_parallel: the ranks that hold each expert once, as
+        `Recipe.expert_ranks`.
+        """
         return self.expert_parallel * self.expert_tensor_parallel
 
     @property
@@ -215,7 +238,9 @@ class Workload:
 
     @property
     def sequence_shards(self) -> Rows:
-        """The tensor-parallel ranks that share what lies between the blocks: all under sequence parallelism, or one."""
+        """The tensor-parallel ranks that share what lies between the blocks: all under sequence
+        parallelism, or one.
+        """
         return np.where(self.sequence_parallel, self.tensor_parallel, 1.0)
 
     @property
@@ -224,18 +249,24 @@ class Workload:
         return self.layer_share_over(number(1))
 
     def layer_share_over(self, degree: Rows) -> Rows:
-        """Return what a rank holds of a layer's parameters, times `degree`, where they are sharded over so many copies.
+        """Return what a rank holds of a layer's parameters, times `degree`, where they are sharded
+        over so many copies.
 
-        Tensor-parallel ranks share what is not an expert's, expert-parallel ranks the experts; sharded, experts are so
-        over the ranks of the stage that hold the same ones.
+        Tensor-parallel ranks share what is not an expert's, expert-parallel ranks the experts;
+        sharded, experts are so over the ranks of the stage that hold the same ones.
         """
-        others = self.hidden * (self.experts + self.shared_experts * self.ffn_matrices * self.ffn_hidden)
+        others = self.hidden * (
+            self.experts + self.shared_experts * self.ffn_matrices * self.ffn_hidden
+        )
         parts = self.hidden * self.ffn_matrices * self.ffn_hidden
-        experts = np.where(self.experts > 0, self.expert_share_over(degree), parts / self.tensor_parallel)
+        experts = np.where(
+            self.experts > 0, self.expert_share_over(degree), parts / self.tensor_parallel
+        )
         return self.attention_share(self.tensor_parallel) + others / self.tensor_parallel + experts
 
     def attention_share(self, ranks: Rows) -> Rows:
-        """Return what each of so many tensor-parallel ranks holds of the parameters of attention's matrices.
+        """Return what each of so many tensor-parallel ranks holds of the parameters of attention's
+        matrices.
 
         Those down to latent vectors are whole on each; see `Model.attention_parameters`.
         """
@@ -255,28 +286,42 @@ class Workload:
 
     @property
     def rotated_hidden(self) -> Rows:
-        """The width of queries and keys that is rotated; of latent attention one rotated part is of all keys."""
+        """The width of queries and keys that is rotated; of latent attention one rotated part is of
+        all keys.
+        """
         rotated = (self.heads + 1) * self.rotary_width
         return np.where(self.key_value_rank > 0, rotated, self.q_hidden + self.kv_hidden)
 
     @property
     def latent_outputs(self) -> Rows:
-        """The width of queries, and of keys without their rotated part and values: what comes of latent vectors."""
+        """The width of queries, and of keys without their rotated part and values: what comes of
+        latent vectors.
+        """
         return self.q_hidden + 2 * self.kv_hidden - self.heads * self.rotary_width
 
     @functools.cached_property
     def without_experts(self) -> Workload:
         """The same recipes of layers without experts."""
         width = np.where(self.dense_ffn_hidden > 0, self.dense_ffn_hidden, self.ffn_hidden)
-        none: dict[str, Any] = {"experts": number(0), "shared_experts": number(0), "dense_layers": number(0)}
-        none |= dict.fromkeys(("experts_per_token", "expert_parallel", "expert_tensor_parallel"), number(1))
+        none: dict[str, Any] = {
+            "experts": number(0),
+            "shared_experts": number(0),
+            "dense_layers": number(0),
+        }
+        none |= dict.fromkeys(
+            ("experts_per_token", "expert_parallel", "expert_tensor_parallel"), number(1)
+        )
         return replace(self, ffn_hidden=width, **none)
 
     def over_layers(self, layers: Rows, dense: Rows, each: Callable[[Workload], Rows]) -> Rows:
         """Return what `each` says of a layer for so many, of which `dense` have no experts."""
         mixed = each(self)
         found = layers * mixed
-        return found + dense * (each(self.without_experts) - mixed) if self.dense_layers.any() else found
+        return (
+            found + dense * (each(self.without_experts) - mixed)
+            if self.dense_layers.any()
+            else found
+        )
 
     def expert_share_over(self, degree: Rows) -> Rows:
         """Return the experts' part of `layer_share_over`."""
@@ -285,12 +330,22 @@ class Workload:
 
     @property
     def stage_of_experts(self) -> Workload:
-        """The same ranks by their experts: groups that share these stand where tensor-parallel ranks do."""
+        """The same ranks by their experts: groups that share these stand where tensor-parallel
+        ranks do.
+        """
         replicas = self.tensor_parallel * self.copies / self.expert_ranks
         degrees = ("sharding_parameters", "sharding_gradients", "sharding_optimizer")
-        spread: dict[str, Any] = {name: np.where(getattr(self, name) > 1, replicas, 1.0) for name in degrees}
-        spread |= {"tensor_parallel": self.expert_ranks, "data_parallel": replicas, "context_parallel": number(1)}
-        spread |= dict.fromkeys(("q_hidden", "kv_hidden", "key_value_rank", "shared_experts"), number(0))
+        spread: dict[str, Any] = {
+            name: np.where(getattr(self, name) > 1, replicas, 1.0) for name in degrees
+        }
+        spread |= {
+            "tensor_parallel": self.expert_ranks,
+            "data_parallel": replicas,
+            "context_parallel": number(1),
+        }
+        spread |= dict.fromkeys(
+            ("q_hidden", "kv_hidden", "key_value_rank", "shared_experts"), number(0)
+        )
         return replace(self, **spread)
 
     @property
@@ -304,7 +359,9 @@ class Workload:
         sizes = {"tp": self.tensor_parallel, "dp": self.copies, "pp": self.pipeline_parallel}
         found = {name: number(1) for name in sizes}
         for (inner, outer), is_inner in _IS_WITHIN.items():
-            found[outer] = found[outer] * np.where(is_inner[self.rank_order.astype(np.intp)], sizes[inner], 1.0)
+            found[outer] = found[outer] * np.where(
+                is_inner[self.rank_order.astype(np.intp)], sizes[inner], 1.0
+            )
         return found
 
     def rows(self, chosen: slice | Flags) -> Workload:
@@ -318,17 +375,28 @@ _IS_WITHIN = {
     for inner, outer in itertools.permutations(("tp", "dp", "pp"), 2)
 }
 """For each of `RANK_ORDERS`, whether the one kind of groups is numbered within the other."""
-LAYERS = ("layers_first", "dense_first", "layers_middle", "dense_middle", "layers_last", "dense_last")
+LAYERS = (
+    "layers_first",
+    "dense_first",
+    "layers_middle",
+    "dense_middle",
+    "layers_last",
+    "dense_last",
+)
 _OF_MODEL = (
-    "hidden", "heads", "q_hidden", "ffn_hidden", "ffn_matrices", "query_rank", "key_value_rank", "mtp_layers",
-    "experts", "shared_experts", "dense_layers", "dense_ffn_hidden", "router_groups", "router_groups_kept",
+    "hidden", "heads", "q_hidden", "ffn_hidden", "ffn_matrices", "query_rank", "key_value_rank",
+    "mtp_layers",
+    "experts", "shared_experts", "dense_layers", "dense_ffn_hidden", "router_groups",
+    "router_groups_kept",
 )  # fmt: skip
 _DTYPES: Mapping[Any, type] = {"Rows": np.float64, "Flags": np.bool_}
 _FROM_RECIPE: Mapping[str, Callable[[Recipe], float]] = {
     "sharding_parameters": attrgetter("sharding.parameters"),
     "sharding_gradients": attrgetter("sharding.gradients"),
     "sharding_optimizer": attrgetter("sharding.optimizer"),
-    "head_on_first": lambda recipe: recipe.schedule in V_SHAPED_SCHEDULES or recipe.pipeline_parallel == 1,
+    "head_on_first": lambda recipe: (
+        recipe.schedule in V_SHAPED_SCHEDULES or recipe.pipeline_parallel == 1
+    ),
     "recompute_full": lambda recipe: recipe.recompute == "full",
     "recompute_selective": lambda recipe: recipe.recompute == "selective",
     "reduces_each": lambda recipe: recipe.gradient_sync == "each",
@@ -349,20 +417,24 @@ def has_expert_biases(model: Model) -> bool:
 
 
 def has_stretched_rotary(model: Model) -> bool:
-    """Return whether rotations also scale queries and keys, as YaRN's do (arXiv 2309.00071, section 3.4)."""
+    """Return whether rotations also scale queries and keys, as YaRN's do (arXiv 2309.00071, section
+    3.4).
+    """
     return model.rotary_scaling is not None and model.rotary_scaling.kind == "yarn"
 
 
 def expert_deviation(model: Model) -> float:
     """Return how uneven a router's choices are; 0 where tokens are dealt in turn."""
-    return ROUTED_DEVIATION[model.balancing] if model.experts and model.routing == "learned" else 0.0
+    return (
+        ROUTED_DEVIATION[model.balancing] if model.experts and model.routing == "learned" else 0.0
+    )
 
 
 def split_layers(split: Split, layers: int, ranks: int, head: float) -> Sequence[int]:
     """Return the layers of each pipeline rank, where a head costs as much as `head` layers.
 
-    By cost (nanotron's `build_model`) a rank takes layers until the sum so far passes its share of the whole. By
-    modules embedding, last norm and head count as layers.
+    By cost (nanotron's `build_model`) a rank takes layers until the sum so far passes its share of
+    the whole. By modules embedding, last norm and head count as layers.
     """
     if split == "even" or ranks == 1:
         return even_layers(layers, ranks)
@@ -381,13 +453,17 @@ def split_layers(split: Split, layers: int, ranks: int, head: float) -> Sequence
 def _held(recipe: Recipe, model: Model, split: Split) -> tuple[Sequence[int], Sequence[int]]:
     """Return each pipeline rank's layers, and those of them that have no experts."""
     if split == "even" or recipe.layers_per_stage or recipe.stages != recipe.pipeline_parallel:
-        return layers_of_ranks(recipe, model.layers), layers_of_ranks(recipe, model.layers, first=model.dense_layers)
+        return layers_of_ranks(recipe, model.layers), layers_of_ranks(
+            recipe, model.layers, first=model.dense_layers
+        )
     held = split_layers(split, model.layers, recipe.pipeline_parallel, head_layers(model))
     return held, leading(held, model.dense_layers)
 
 
 def stage_layers(recipe: Recipe, model: Model, split: Split) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the layers of each stage as the workload counts them by rank, and those of them without experts."""
+    """Return the layers of each stage as the workload counts them by rank, and those of them
+    without experts.
+    """
     counts: Sequence[int] = layers_of_stages(recipe, model.layers)
     dense: Sequence[int] = leading(counts, model.dense_layers)
     if recipe.stages == recipe.pipeline_parallel:
@@ -403,7 +479,8 @@ def with_mtp(counts: Sequence[int], mtp_layers: int, last: int = -1) -> Sequence
 
 
 def ends(held: Sequence[int], dense: Sequence[int], last: int = -1) -> tuple[int, ...]:
-    """Return layers, and those without experts, of the ranks with the embedding, of the fullest between, with the head.
+    """Return layers, and those without experts, of the ranks with the embedding, of the fullest
+    between, with the head.
 
     Of ranks between that are as full it is the one with most experts.
     """

@@ -1,6 +1,8 @@
-"""A checkpoint as a published model: weights in safetensors files of bounded size, `config.json`, and the tokenizer.
+"""A checkpoint as a published model: weights in safetensors files of bounded size, `config.json`,
+and the tokenizer.
 
-One file's tensors and what they are made of are in memory at a time. The folder gets its name when all is written.
+One file's tensors and what they are made of are in memory at a time. The folder gets its name when
+all is written.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ from frontrunner.evaluators.checkpoint.reading import Checkpoint
 from frontrunner.evaluators.checkpoint.weights import Weight, shapes_of, source_shapes, weights
 from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES
 from frontrunner.spaces.document import write_bytes
-from frontrunner.spaces.errors import InvalidInput, bad_value, holds, require_extra, require_one_of, writing
+from frontrunner.spaces.errors import (
+    InvalidInput,
+    bad_value,
+    holds,
+    require_extra,
+    require_one_of,
+    writing,
+)
 from frontrunner.spaces.hugging_face import config_of_model
 
 FORMATS = ("safetensors",)
@@ -50,13 +59,19 @@ def export(
     tokenizer: Path | None = None,
     on_file: OnFile | None = None,
 ) -> Exported:
-    """Write the folder `out`, which must not be there; raise `InvalidInput` for a model of no architecture."""
+    """Write the folder `out`, which must not be there; raise `InvalidInput` for a model of no
+    architecture.
+    """
     require_extra("safetensors", "safetensors", "exporting")
     require_one_of("", "--dtype", dtype, COMPUTE_TYPES)
     if holds(out.exists):
-        raise InvalidInput(f"{out} is there already", hint="name another folder by --out, or remove it first")
+        raise InvalidInput(
+            f"{out} is there already", hint="name another folder by --out, or remove it first"
+        )
     model, length = checkpoint.job.model, checkpoint.job.sequence_length
-    positions = length if model.positions == "learned" else max(length, model.max_positions or length)
+    positions = (
+        length if model.positions == "learned" else max(length, model.max_positions or length)
+    )
     config = config_of_model(model, positions=positions)
     config["dtype"] = str(COMPUTE_TYPES[dtype]).removeprefix("torch.")
     kind = config["model_type"]
@@ -76,7 +91,9 @@ def export(
             if tokenizer is not None:
                 shutil.copyfile(tokenizer, partial / "tokenizer.json")
                 own = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": positions}
-                write_bytes(partial / "tokenizer_config.json", (json.dumps(own, indent=2) + "\n").encode())
+                write_bytes(
+                    partial / "tokenizer_config.json", (json.dumps(own, indent=2) + "\n").encode()
+                )
             partial.rename(out)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
@@ -93,7 +110,10 @@ def export(
 
 
 def _in_files(
-    all_weights: Iterable[Weight], shapes: dict[str, torch.Size], dtype: torch.dtype, most_bytes: int
+    all_weights: Iterable[Weight],
+    shapes: dict[str, torch.Size],
+    dtype: torch.dtype,
+    most_bytes: int,
 ) -> list[list[Weight]]:
     """Return the weights of each file: as many as fit in `most_bytes`, at least one."""
     files: list[list[Weight]] = []
@@ -122,7 +142,11 @@ def _write_files(
     placed: dict[str, str] = {}
     sizes: dict[str, int] = {}
     for number, chosen in enumerate(files, start=1):
-        name = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        name = (
+            "model.safetensors"
+            if len(files) == 1
+            else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        )
         tensors = _made(checkpoint, chosen, shapes, dtype)
         save_file(tensors, folder / name, metadata={"format": "pt"})
         placed |= dict.fromkeys(tensors, name)
@@ -130,24 +154,37 @@ def _write_files(
         if on_file is not None:
             on_file(number, len(files))
     if len(files) > 1:
-        index: dict[str, Any] = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": placed}
-        write_bytes(folder / "model.safetensors.index.json", (json.dumps(index, indent=2) + "\n").encode())
+        index: dict[str, Any] = {
+            "metadata": {"total_size": sum(sizes.values())},
+            "weight_map": placed,
+        }
+        write_bytes(
+            folder / "model.safetensors.index.json", (json.dumps(index, indent=2) + "\n").encode()
+        )
     return sizes
 
 
 def _made(
     checkpoint: Checkpoint, chosen: list[Weight], shapes: dict[str, torch.Size], dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Return the tensors of one file; sources are read once, and dropped after the last tensor that needs them."""
+    """Return the tensors of one file; sources are read once, and dropped after the last tensor that
+    needs them.
+    """
     last = {source: weight.name for weight in chosen for source in weight.sources}
     found: dict[str, Tensor] = {}
     held: dict[str, Tensor] = {}
     for weight in chosen:
         missing = [source for source in weight.sources if source not in held]
         held |= checkpoint.read(source for source in missing if source in checkpoint.shapes)
-        held |= {source: torch.zeros(shapes[source]) for source in missing if source not in checkpoint.shapes}
+        held |= {
+            source: torch.zeros(shapes[source])
+            for source in missing
+            if source not in checkpoint.shapes
+        }
         made = weight.make(*(held[source] for source in weight.sources)).to(dtype).contiguous()
-        if made.untyped_storage().nbytes() != made.nbytes:  # a part of a larger one, which it would keep
+        if (
+            made.untyped_storage().nbytes() != made.nbytes
+        ):  # a part of a larger one, which it would keep
             made = made.clone()
         found[weight.name] = made
         for source in weight.sources:

@@ -1,4 +1,6 @@
-"""Text of a checkpoint's model, to look at: one process, in fp32, the whole sequence computed again for each token."""
+"""Text of a checkpoint's model, to look at: one process, in fp32, the whole sequence computed again
+for each token.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from frontrunner.spaces.errors import InvalidInput, bad_value, require_at_least,
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateSettings:
-    """How text is sampled; a `temperature` of 0 takes the most probable token, `top_k` draws from so many of them."""
+    """How text is sampled; a `temperature` of 0 takes the most probable token, `top_k` draws from
+    so many of them.
+    """
 
     prompt: str = ""
     samples: int = 3
@@ -39,7 +43,9 @@ class GenerateSettings:
 
 @dataclass(frozen=True)
 class _Codec:
-    """Text to tokens and back; `end` is the token that ends a document, `size` how many tokens there are."""
+    """Text to tokens and back; `end` is the token that ends a document, `size` how many tokens
+    there are.
+    """
 
     encode: Callable[[str], list[int]]
     decode: Callable[[list[int]], str]
@@ -52,7 +58,9 @@ def generate(checkpoint: Checkpoint, settings: GenerateSettings) -> list[str]:
     codec = _codec(checkpoint, settings)
     start = codec.encode(settings.prompt) or ([] if codec.end is None else [codec.end])
     if not start:
-        raise bad_value("--prompt", settings.prompt, "some text: the tokenizer's end of a document is not known")
+        raise bad_value(
+            "--prompt", settings.prompt, "some text: the tokenizer's end of a document is not known"
+        )
     model, device = _loaded(checkpoint, settings.device), torch.device(settings.device)
     generator = torch.Generator("cpu").manual_seed(settings.seed)
     rows = torch.tensor([start] * settings.samples, device=device)
@@ -60,8 +68,13 @@ def generate(checkpoint: Checkpoint, settings: GenerateSettings) -> list[str]:
         for _ in range(settings.tokens):
             window = rows[:, -checkpoint.job.sequence_length :]
             logits = model(window)[:, -1, : min(codec.size, checkpoint.job.model.vocabulary)]
-            rows = torch.cat([rows, _drawn(logits.float().cpu(), settings, generator).to(device)], dim=1)
-    return [settings.prompt + codec.decode(_until(codec.end, row[len(start) :])) for row in rows.tolist()]
+            rows = torch.cat(
+                [rows, _drawn(logits.float().cpu(), settings, generator).to(device)], dim=1
+            )
+    return [
+        settings.prompt + codec.decode(_until(codec.end, row[len(start) :]))
+        for row in rows.tolist()
+    ]
 
 
 def _until(end: int | None, tokens: list[int]) -> list[int]:
@@ -72,7 +85,9 @@ def _drawn(logits: Tensor, settings: GenerateSettings, generator: torch.Generato
     if settings.temperature == 0:
         return logits.argmax(dim=-1, keepdim=True)
     best = logits.topk(min(settings.top_k, logits.shape[-1]), dim=-1)
-    place = torch.multinomial((best.values / settings.temperature).softmax(dim=-1), 1, generator=generator)
+    place = torch.multinomial(
+        (best.values / settings.temperature).softmax(dim=-1), 1, generator=generator
+    )
     return best.indices.gather(1, place)
 
 
@@ -85,7 +100,9 @@ def _loaded(checkpoint: Checkpoint, device: str) -> Gpt:
     try:
         model.to_empty(device=device)
     except (RuntimeError, AssertionError) as error:
-        raise bad_value("--device", device, f"a device of this machine: {str(error).splitlines()[0]}") from None
+        raise bad_value(
+            "--device", device, f"a device of this machine: {str(error).splitlines()[0]}"
+        ) from None
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(checkpoint.read([f"model.{name}"])[f"model.{name}"])

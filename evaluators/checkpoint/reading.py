@@ -1,4 +1,6 @@
-"""A replay's distributed checkpoint, read by one process, tensor by tensor, whatever parallel layout wrote it."""
+"""A replay's distributed checkpoint, read by one process, tensor by tensor, whatever parallel
+layout wrote it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _MOST_JOB_BYTES = 2**20
 
 
 class _Reader(FileSystemReader):
-    """A reader that opens the list of all shards once, though tensors are read one after another."""
+    """A reader that opens the list of all shards once, though tensors are read one after
+    another.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -62,7 +66,11 @@ class Checkpoint:
     @property
     def _tensors(self) -> dict[str, TensorStorageMetadata]:
         entries = self._reader.read_metadata().state_dict_metadata
-        return {name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+        return {
+            name: entry
+            for name, entry in entries.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return these tensors whole, in fp32; raise `InvalidInput` if the files cannot be read."""
@@ -78,7 +86,8 @@ class Checkpoint:
             except CheckpointException as error:  # which is no Exception
                 why = str(next(iter(error.failures.values()))[0]).partition(". ")[0]
                 raise InvalidInput(
-                    f"{self.path} cannot be read: {why}", hint="choose another of the replay's checkpoints with --step"
+                    f"{self.path} cannot be read: {why}",
+                    hint="choose another of the replay's checkpoints with --step",
                 ) from None
         return found
 
@@ -86,8 +95,14 @@ class Checkpoint:
         """Raise `InvalidInput` unless it holds tensors of these shapes."""
         for name, shape in shapes.items():
             if self.shapes.get(name) != shape:
-                held = f"has the shape {list(self.shapes[name])}" if name in self.shapes else "is missing"
-                raise InvalidInput(f"{self.path}: {name} {held}, expected {list(shape)} of the job beside it")
+                held = (
+                    f"has the shape {list(self.shapes[name])}"
+                    if name in self.shapes
+                    else "is missing"
+                )
+                raise InvalidInput(
+                    f"{self.path}: {name} {held}, expected {list(shape)} of the job beside it"
+                )
 
     @cached_property
     def _data(self) -> Description | None:
@@ -107,11 +122,15 @@ class Checkpoint:
 
 
 class FlatCheckpoint(Checkpoint):
-    """One of the DeepSpeed engine, whose tensors are flat parts of the weights; all weights are in memory at once."""
+    """One of the DeepSpeed engine, whose tensors are flat parts of the weights; all weights are in
+    memory at once.
+    """
 
     @cached_property
     def _parts(self) -> dict[str, dict[int, list[tuple[str, StatePart]]]]:
-        """The parts of each parameter by tensor-parallel rank, with the names of the tensors that they are in."""
+        """The parts of each parameter by tensor-parallel rank, with the names of the tensors that
+        they are in.
+        """
         layouts = {
             name: torch.empty(one.size, dtype=torch.uint8)
             for name, one in self._tensors.items()
@@ -119,7 +138,8 @@ class FlatCheckpoint(Checkpoint):
         }
         if not layouts:
             raise InvalidInput(
-                f"{self.path} was written by a version of the DeepSpeed engine that did not name its weights",
+                f"{self.path} was written by a version of the DeepSpeed engine that did not name"
+                " its weights",
                 hint="continue the replay with a larger --steps: its next checkpoint does",
             )
         found: dict[str, dict[int, list[tuple[str, StatePart]]]] = {}
@@ -145,7 +165,12 @@ class FlatCheckpoint(Checkpoint):
 
     @cached_property
     def _flat(self) -> dict[str, Tensor]:
-        names = {tensor for by_rank in self._parts.values() for parts in by_rank.values() for tensor, _ in parts}
+        names = {
+            tensor
+            for by_rank in self._parts.values()
+            for parts in by_rank.values()
+            for tensor, _ in parts
+        }
         return self._read({name: torch.empty(self._tensors[name].size) for name in names})
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
@@ -169,24 +194,36 @@ class FlatCheckpoint(Checkpoint):
 
 def _cut(share: list[int], whole: Sequence[int] | None) -> int | None:
     """Return the dimension along which tensor-parallel ranks share a parameter, or None."""
-    return next((place for place, size in enumerate(whole or ()) if share[place : place + 1] != [size]), None)
+    return next(
+        (place for place, size in enumerate(whole or ()) if share[place : place + 1] != [size]),
+        None,
+    )
 
 
 def open_checkpoint(folder: Path, step: int | None = None) -> Checkpoint:
-    """Return a replay's newest checkpoint, or that of `step`; raise `NotFound` or `InvalidInput` if there is none."""
+    """Return a replay's newest checkpoint, or that of `step`; raise `NotFound` or `InvalidInput` if
+    there is none.
+    """
     hint = "name the folder that `frontrunner replay` printed, in which job.json lies"
     try:
-        text = read_bytes(folder / "job.json", "job of a replay", hint, most=_MOST_JOB_BYTES).decode()
+        text = read_bytes(
+            folder / "job.json", "job of a replay", hint, most=_MOST_JOB_BYTES
+        ).decode()
         job = Job.from_json(text)
     except (ValueError, json.JSONDecodeError) as error:
         if isinstance(error, InvalidInput):
             raise
-        raise InvalidInput(f"{folder / 'job.json'} is not a job of this version: {error}", hint=hint) from None
+        raise InvalidInput(
+            f"{folder / 'job.json'} is not a job of this version: {error}", hint=hint
+        ) from None
     steps = complete_steps(folder / "checkpoints")
     if not steps or (step is not None and step not in steps):
         known = f"; it has those of steps {', '.join(map(str, steps))}" if steps else ""
         wanted = "complete checkpoint" if step is None else f"complete checkpoint of step {step}"
-        raise NotFound(f"{folder} has no {wanted}{known}", hint="a replay writes one at its end, and every tenth of it")
+        raise NotFound(
+            f"{folder} has no {wanted}{known}",
+            hint="a replay writes one at its end, and every tenth of it",
+        )
     chosen = steps[-1] if step is None else step
     kind = FlatCheckpoint if job.recipe.engine == "deepspeed" else Checkpoint
     return kind(job, chosen, folder / "checkpoints" / f"step-{chosen:08d}")

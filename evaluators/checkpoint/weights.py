@@ -1,4 +1,6 @@
-"""The weights of published models, each made of the trainer's: their names and forms in files of `transformers`."""
+"""The weights of published models, each made of the trainer's: their names and forms in files of
+`transformers`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _QKV = ("query", "key", "value")
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """A tensor of a published model: `make` returns it of the trainer's `sources`, by their names in checkpoints."""
+    """A tensor of a published model: `make` returns it of the trainer's `sources`, by their names
+    in checkpoints.
+    """
 
     name: str
     sources: tuple[str, ...]
@@ -33,7 +37,9 @@ def weights(kind: str, model: Model) -> list[Weight]:
 
 
 def source_shapes(kind: str, model: Model, *, sequence_length: int) -> dict[str, torch.Size]:
-    """Return the shapes of all sources of `weights`, those of biases that the model lacks included."""
+    """Return the shapes of all sources of `weights`, those of biases that the model lacks
+    included.
+    """
     shapes = shapes_of(model, sequence_length=sequence_length)
     if ARCHITECTURES[kind].model.get("biases") == "all" and model.biases != "all":
         shapes = shapes_of(replace(model, biases="all"), sequence_length=sequence_length) | shapes
@@ -45,7 +51,11 @@ def shapes_of(model: Model, *, sequence_length: int) -> dict[str, torch.Size]:
     with torch.device("meta"):
         built = Gpt(model, sequence_length=sequence_length, layers=range(model.layers))
     found = {f"model.{name}": parameter.shape for name, parameter in built.named_parameters()}
-    return found | {f"balance.{name}": one.balance.bias.shape for name, one in built.mixtures.items() if one.balance}
+    return found | {
+        f"balance.{name}": one.balance.bias.shape
+        for name, one in built.mixtures.items()
+        if one.balance
+    }
 
 
 def _one(name: str, source: str, make: Callable[[Tensor], Tensor] = lambda whole: whole) -> Weight:
@@ -57,14 +67,20 @@ def _of(name: str, sources: list[str], make: Callable[..., Tensor]) -> Weight:
 
 
 def _ends(model: Model, embedding: str) -> Iterator[Weight]:
-    """The embedding, and the head where it is not the same; rows that only pad the vocabulary are left out."""
+    """The embedding, and the head where it is not the same; rows that only pad the vocabulary are
+    left out.
+    """
 
     def unpadded(whole: Tensor) -> Tensor:
         return whole[: model.vocabulary]
 
     yield _one(embedding, "embedding.tokens.weight", unpadded)
     if not model.tied_embeddings:
-        yield _one("embed_out.weight" if "embed_in" in embedding else "lm_head.weight", "head.weight", unpadded)
+        yield _one(
+            "embed_out.weight" if "embed_in" in embedding else "lm_head.weight",
+            "head.weight",
+            unpadded,
+        )
 
 
 def _gpt2(_kind: str, model: Model) -> Iterator[Weight]:
@@ -75,15 +91,29 @@ def _gpt2(_kind: str, model: Model) -> Iterator[Weight]:
 
     yield from _ends(model, "transformer.wte.weight")
     yield _one("transformer.wpe.weight", "embedding.positions.weight")
-    names = {"attn.c_proj": "attention.output", "mlp.c_fc": "feed_forward.up", "mlp.c_proj": "feed_forward.down"}
+    names = {
+        "attn.c_proj": "attention.output",
+        "mlp.c_fc": "feed_forward.up",
+        "mlp.c_proj": "feed_forward.down",
+    }
     norms = {"ln_1": "attention_norm", "ln_2": "feed_forward_norm"}
     for form in ("weight", "bias"):
         yield _one(f"transformer.ln_f.{form}", f"norm.{form}")
         for layer in range(model.layers):
             here, there = f"blocks.{layer}", f"transformer.h.{layer}"
-            yield _of(f"{there}.attn.c_attn.{form}", [f"{here}.attention.{part}.{form}" for part in _QKV], joined)
-            yield from (_one(f"{there}.{name}.{form}", f"{here}.{own}.{form}", joined) for name, own in names.items())
-            yield from (_one(f"{there}.{name}.{form}", f"{here}.{own}.{form}") for name, own in norms.items())
+            yield _of(
+                f"{there}.attn.c_attn.{form}",
+                [f"{here}.attention.{part}.{form}" for part in _QKV],
+                joined,
+            )
+            yield from (
+                _one(f"{there}.{name}.{form}", f"{here}.{own}.{form}", joined)
+                for name, own in names.items()
+            )
+            yield from (
+                _one(f"{there}.{name}.{form}", f"{here}.{own}.{form}")
+                for name, own in norms.items()
+            )
 
 
 def _neox(_kind: str, model: Model) -> Iterator[Weight]:
@@ -107,7 +137,10 @@ def _neox(_kind: str, model: Model) -> Iterator[Weight]:
             here, there = f"blocks.{layer}", f"gpt_neox.layers.{layer}"
             sources = [f"{here}.attention.{part}.{form}" for part in _QKV]
             yield _of(f"{there}.attention.query_key_value.{form}", sources, by_head)
-            yield from (_one(f"{there}.{name}.{form}", f"{here}.{own}.{form}") for name, own in names.items())
+            yield from (
+                _one(f"{there}.{name}.{form}", f"{here}.{own}.{form}")
+                for name, own in names.items()
+            )
 
 
 def _llama(kind: str, model: Model) -> Iterator[Weight]:  # noqa: C901 - a list of names
@@ -116,21 +149,32 @@ def _llama(kind: str, model: Model) -> Iterator[Weight]:  # noqa: C901 - a list 
 
     def normed(name: str, source: str) -> Weight:
         # Gemma keeps a norm's weight without the 1 that is added to it.
-        return _one(name, source, (lambda whole: whole - 1) if model.post_norms else (lambda whole: whole))
+        return _one(
+            name, source, (lambda whole: whole - 1) if model.post_norms else (lambda whole: whole)
+        )
 
     yield normed("model.norm.weight", "norm.weight")
     norms = {"input_layernorm": "attention_norm", "post_attention_layernorm": "feed_forward_norm"}
     if model.post_norms:
-        norms |= {"post_attention_layernorm": "attention_output_norm", "pre_feedforward_layernorm": "feed_forward_norm"}
+        norms |= {
+            "post_attention_layernorm": "attention_output_norm",
+            "pre_feedforward_layernorm": "feed_forward_norm",
+        }
         norms["post_feedforward_layernorm"] = "feed_forward_output_norm"
     if model.qk_norm:
-        norms |= {f"self_attn.{part[0]}_norm": f"attention.{part}_norm" for part in ("query", "key")}
+        norms |= {
+            f"self_attn.{part[0]}_norm": f"attention.{part}_norm" for part in ("query", "key")
+        }
     for layer in range(model.layers):
         here, there, form = f"blocks.{layer}", f"model.layers.{layer}", model.kind_of(layer)
-        yield from (normed(f"{there}.{name}.weight", f"{here}.{own}.weight") for name, own in norms.items())
+        yield from (
+            normed(f"{there}.{name}.weight", f"{here}.{own}.weight") for name, own in norms.items()
+        )
         names = {"self_attn.o_proj.weight": "attention.output.weight"}
         if form.key_value_rank is None:
-            names |= {f"self_attn.{part[0]}_proj.weight": f"attention.{part}.weight" for part in _QKV}
+            names |= {
+                f"self_attn.{part[0]}_proj.weight": f"attention.{part}.weight" for part in _QKV
+            }
         if form.biases != "none":
             names |= {f"self_attn.{part[0]}_proj.bias": f"attention.{part}.bias" for part in _QKV}
         if form.biases == "all":
@@ -138,7 +182,10 @@ def _llama(kind: str, model: Model) -> Iterator[Weight]:  # noqa: C901 - a list 
         if form.attention_sinks:
             names["self_attn.sinks"] = "attention.sinks.weight"
         if not form.experts:
-            names |= {f"mlp.{part}_proj.weight": f"feed_forward.{part}.weight" for part in ("gate", "up", "down")}
+            names |= {
+                f"mlp.{part}_proj.weight": f"feed_forward.{part}.weight"
+                for part in ("gate", "up", "down")
+            }
         yield from (_one(f"{there}.{name}", f"{here}.{own}") for name, own in names.items())
         if form.key_value_rank:
             yield from _latent(f"{here}.attention", f"{there}.self_attn", form)
@@ -150,10 +197,14 @@ def _llama(kind: str, model: Model) -> Iterator[Weight]:  # noqa: C901 - a list 
 
 
 def _latent(here: str, there: str, model: Model) -> Iterator[Weight]:
-    """Latent attention's, by the names of DeepSeek, whose rotated pairs are neighbors where ours are halves."""
+    """Latent attention's, by the names of DeepSeek, whose rotated pairs are neighbors where ours
+    are halves.
+    """
 
     def paired(rows: Tensor) -> Tensor:
-        plain, first, second = torch.split(rows, [rows.shape[0] - model.rotary_width, *[model.rotary_width // 2] * 2])
+        plain, first, second = torch.split(
+            rows, [rows.shape[0] - model.rotary_width, *[model.rotary_width // 2] * 2]
+        )
         return torch.cat([plain, torch.stack([first, second], dim=1).flatten(0, 1)])
 
     def paired_by_head(whole: Tensor) -> Tensor:
@@ -161,14 +212,18 @@ def _latent(here: str, there: str, model: Model) -> Iterator[Weight]:
 
     names = {"kv_a_layernorm": "key_value_norm", "kv_b_proj": "key_value"}
     names |= {"q_a_proj": "query_down", "q_a_layernorm": "query_norm"} if model.query_rank else {}
-    yield from (_one(f"{there}.{name}.weight", f"{here}.{own}.weight") for name, own in names.items())
+    yield from (
+        _one(f"{there}.{name}.weight", f"{here}.{own}.weight") for name, own in names.items()
+    )
     yield _one(f"{there}.kv_a_proj_with_mqa.weight", f"{here}.key_value_down.weight", paired)
     query = "q_b_proj" if model.query_rank else "q_proj"
     yield _one(f"{there}.{query}.weight", f"{here}.query.weight", paired_by_head)
 
 
 def _experts(kind: str, here: str, layer: str, model: Model) -> Iterator[Weight]:
-    """A layer's experts, router and shared part. Of all experts one matrix: [E * D, F], as `trainer.model.Experts`."""
+    """A layer's experts, router and shared part. Of all experts one matrix: [E * D, F], as
+    `trainer.model.Experts`.
+    """
     if kind == "gpt_oss":  # whose experts stay together, gate and up by turns
         yield from _joined_experts(here, f"{layer}.mlp", model)
         return
@@ -203,7 +258,13 @@ def _joined_experts(here: str, there: str, model: Model) -> Iterator[Weight]:
 
     both = [f"{here}.experts.{part}" for part in ("gate", "up")]
     yield _of(f"{there}.experts.gate_up_proj", [f"{name}.weight" for name in both], by_turns)
-    yield _of(f"{there}.experts.gate_up_proj_bias", [f"{name}.bias" for name in both], biases_by_turns)
-    yield _one(f"{there}.experts.down_proj", f"{here}.experts.down.weight", lambda it: by_expert(it).mT)
+    yield _of(
+        f"{there}.experts.gate_up_proj_bias", [f"{name}.bias" for name in both], biases_by_turns
+    )
+    yield _one(
+        f"{there}.experts.down_proj", f"{here}.experts.down.weight", lambda it: by_expert(it).mT
+    )
     yield _one(f"{there}.experts.down_proj_bias", f"{here}.experts.down.bias")
-    yield from (_one(f"{there}.router.{form}", f"{here}.router.{form}") for form in ("weight", "bias"))
+    yield from (
+        _one(f"{there}.router.{form}", f"{here}.router.{form}") for form in ("weight", "bias")
+    )

@@ -1,11 +1,13 @@
-"""Node agent, `python -P -m frontrunner.evaluators.cluster.agent STEP.json`: runs one node's part of one step.
+"""Node agent, `python -P -m frontrunner.evaluators.cluster.agent STEP.json`: runs one node's part
+of one step.
 
-The site's launcher starts one per node. Ranks end with its fork server, as that ends with the agent, which ends them
-when the driver cancels the step or misses its heartbeat, or a signal ends it. Only files connect it to the driver.
-`external/agent.py` runs commands of other trainers instead of ranks.
+The site's launcher starts one per node. Ranks end with its fork server, as that ends with the
+agent, which ends them when the driver cancels the step or misses its heartbeat, or a signal ends
+it. Only files connect it to the driver. `external/agent.py` runs commands of other trainers instead
+of ranks.
 
-All files are in the attempt's run folder, on a file system that all nodes and the driver share. In addition to those of
-`probe/run_folder.py`:
+All files are in the attempt's run folder, on a file system that all nodes and the driver share. In
+addition to those of `probe/run_folder.py`:
 
 step.json            what each node's agent has to do
 node-K.json          how the ranks of node K are, by its agent
@@ -13,8 +15,8 @@ node-K.log           the output of its fork server
 launcher.log         the output of what started the agents
 cancel               not empty: the driver wants the ranks to end
 
-Files that somebody waits for exist from the beginning, empty: a network file system may cache for a minute that a file
-is missing.
+Files that somebody waits for exist from the beginning, empty: a network file system may cache for a
+minute that a file is missing.
 """
 
 from __future__ import annotations
@@ -49,19 +51,25 @@ BEAT_S = 3.0
 LOOK_S = 1.0
 """Between two reads of a file that another node writes."""
 ORPHAN_END_S = 30.0
-"""Assumed: how long after their heartbeat timeout ranks and commands are gone, and their last files are visible."""
+"""Assumed: how long after their heartbeat timeout ranks and commands are gone, and their last files
+are visible.
+"""
 CLOCK_SKEW_S = 3600.0
-"""Beyond its deadline by this much a step is over, however far the clocks of this host and the file server differ."""
+"""Beyond its deadline by this much a step is over, however far the clocks of this host and the file
+server differ.
+"""
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The agents' order: `ranks_per_node` ranks per node, the last node what is left of `world_size`.
+    """The agents' order: `ranks_per_node` ranks per node, the last node what is left of
+    `world_size`.
 
-    Ranks end when the driver's heartbeat file `lifeline` has not changed for `silence_s`; `scratch` is a folder on a
-    node's own disk to be removed in the end. `agent` is the module that each node runs, `hosts` are the nodes' names.
-    `ends_with_driver`: its nodes are Ray's, which ends what a driver left on them before another driver gets them.
+    Ranks end when the driver's heartbeat file `lifeline` has not changed for `silence_s`; `scratch`
+    is a folder on a node's own disk to be removed in the end. `agent` is the module that each node
+    runs, `hosts` are the nodes' names. `ends_with_driver`: its nodes are Ray's, which ends what a
+    driver left on them before another driver gets them.
     """
 
     token: str
@@ -103,10 +111,12 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """State of the ranks of one node, or of its command, which counts as one rank with the node's number.
+    """State of the ranks of one node, or of its command, which counts as one rank with the node's
+    number.
 
-    `statuses` maps each rank that has ended to its exit code, or minus its signal; `killed` holds those that the agent
-    ended itself. `interrupted` is the signal that ended the agent, `trouble` what kept it from its work.
+    `statuses` maps each rank that has ended to its exit code, or minus its signal; `killed` holds
+    those that the agent ended itself. `interrupted` is the signal that ended the agent, `trouble`
+    what kept it from its work.
     """
 
     node: int
@@ -139,7 +149,9 @@ class StepFolder:
 
     @property
     def is_cancelled(self) -> bool:
-        """Return whether the ranks are to end; False if the file system does not respond, since it is read again."""
+        """Return whether the ranks are to end; False if the file system does not respond, since it
+        is read again.
+        """
         with contextlib.suppress(OSError):
             return bool(self._cancel.read_bytes())
         return False
@@ -149,7 +161,9 @@ class StepFolder:
         write_json(self.path / f"node-{report.node}.json", asdict(report))
 
     def report(self, node: int) -> NodeReport | None:
-        """Return a node's last report; None before the first, and where a network file system shows half of one."""
+        """Return a node's last report; None before the first, and where a network file system shows
+        half of one.
+        """
         try:
             table: Any = read_json(self.path / f"node-{node}.json")
             statuses = {int(rank): status for rank, status in table["statuses"].items()}
@@ -163,19 +177,28 @@ class StepFolder:
         return [self.report(node) for node in range(step.nodes if step else 0)]
 
     def step(self) -> Step | None:
-        """Return the folder's step; None if there is none, or it is damaged or of another version."""
+        """Return the folder's step; None if there is none, or it is damaged or of another
+        version.
+        """
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
             return Step.read(self.path / STEP)
         return None
 
 
 def was_interrupted(folder: Path) -> bool:
-    """Return whether a signal has ended an agent of a folder's step, as when a batch system takes its nodes away."""
-    return any(report is not None and report.interrupted is not None for report in StepFolder(folder).reports())
+    """Return whether a signal has ended an agent of a folder's step, as when a batch system takes
+    its nodes away.
+    """
+    return any(
+        report is not None and report.interrupted is not None
+        for report in StepFolder(folder).reports()
+    )
 
 
 class OrphanedSteps:
-    """Steps whose driver is gone, which are cancelled: their ranks would share devices and network with new probes."""
+    """Steps whose driver is gone, which are cancelled: their ranks would share devices and network
+    with new probes.
+    """
 
     def __init__(self, folders: Iterable[Path]) -> None:
         self._began_s = time.monotonic()
@@ -190,7 +213,9 @@ class OrphanedSteps:
                     self._steps.append((folder, step))
 
     def have_ended(self) -> bool:
-        """Return whether every node has reported its end, or has had the time after which nothing can run there."""
+        """Return whether every node has reported its end, or has had the time after which nothing
+        can run there.
+        """
         waited_s = time.monotonic() - self._began_s
         self._steps = [
             (folder, step)
@@ -204,8 +229,9 @@ class OrphanedSteps:
 class Heartbeat:
     """The driver's sign of life to nodes that no pipe connects to it: a file that keeps changing.
 
-    Clocks of two machines differ, and so do their views of a file's age: the driver writes a counter, and a
-    `HeartbeatMonitor` measures by its own clock for how long it has seen the same number.
+    Clocks of two machines differ, and so do their views of a file's age: the driver writes a
+    counter, and a `HeartbeatMonitor` measures by its own clock for how long it has seen the same
+    number.
     """
 
     def __init__(self, file: Path) -> None:
@@ -213,7 +239,9 @@ class Heartbeat:
         self._stopped = threading.Event()
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("0", encoding="ascii")
-        self._thread = threading.Thread(target=self._beat, name="frontrunner-heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=self._beat, name="frontrunner-heartbeat", daemon=True
+        )
         self._thread.start()
 
     def _beat(self) -> None:
@@ -252,7 +280,9 @@ class HeartbeatMonitor:
 
 
 class NodeAgent(ABC):
-    """Runs one node's part of a step to its end, however that comes, and keeps the node's report up to date."""
+    """Runs one node's part of a step to its end, however that comes, and keeps the node's report up
+    to date.
+    """
 
     def __init__(self, step: Step, node: int, host: str | None = None) -> None:
         self._step = step
@@ -286,7 +316,9 @@ class NodeAgent(ABC):
     def _should_end(self) -> bool:
         if self._report.interrupted is not None or self._heartbeat.is_silent():
             return True
-        if time.monotonic() - self._looked_s < LOOK_S:  # each look is a request to the shared file system
+        if (
+            time.monotonic() - self._looked_s < LOOK_S
+        ):  # each look is a request to the shared file system
             return False
         self._looked_s = time.monotonic()
         return self._folder.is_cancelled
@@ -300,7 +332,9 @@ class NodeAgent(ABC):
 class RankAgent(NodeAgent):
     """Forks the ranks of one node, from a warm server where it is given one."""
 
-    def __init__(self, step: Step, node: int, host: str | None = None, *, server: ForkClient | None = None) -> None:
+    def __init__(
+        self, step: Step, node: int, host: str | None = None, *, server: ForkClient | None = None
+    ) -> None:
         super().__init__(step, node, host)
         self._server = server
         self._ranks = step.ranks_of(node)
@@ -324,7 +358,8 @@ class RankAgent(NodeAgent):
         while not self._has_ended():
             for report in server.reports(POLL_S):
                 if isinstance(report, ServerLost):
-                    time.sleep(LOOK_S)  # a launcher that ends the step on another node's account ends this agent next
+                    # A launcher that ends the step on another node's account ends this agent next.
+                    time.sleep(LOOK_S)
                     self._update(trouble="the node's fork server ended, and the ranks with it")
                 elif report.token != step.token:
                     continue  # of an earlier step
@@ -338,7 +373,9 @@ class RankAgent(NodeAgent):
 
     @property
     def is_clean(self) -> bool:
-        """Return whether every rank of the node has ended, and its fork server may serve another step."""
+        """Return whether every rank of the node has ended, and its fork server may serve another
+        step.
+        """
         return self._report.trouble is None and len(self._report.statuses) == len(self._ranks)
 
     def _has_ended(self) -> bool:
@@ -351,7 +388,9 @@ class RankAgent(NodeAgent):
     def _kill_ranks(self) -> None:
         if self._killed_s is None:
             self._killed_s = time.monotonic()
-            self._update(killed=tuple(rank for rank in self._ranks if rank not in self._report.statuses))
+            self._update(
+                killed=tuple(rank for rank in self._ranks if rank not in self._report.statuses)
+            )
         for rank in self._report.killed:
             if rank in self._pids and rank not in self._report.statuses:
                 kill_rank(self._pids[rank])
@@ -361,12 +400,17 @@ def node_of(environment: Mapping[str, str], nodes: int) -> int:
     """Return the index of this node among a step's nodes, from the launcher's variables."""
     if nodes == 1:
         return 0
-    # Ranks meet by a file, so the address that launched_rank would otherwise have to find is not needed.
+    # Ranks meet by a file, so the address that launched_rank would otherwise have to find is not
+    # needed.
     place = launched_rank({"MASTER_ADDR": "none", **environment})
     if place is None:
-        raise InvalidInput(f"a step of {nodes} nodes was started without a launcher: set dispatch.launcher")
+        raise InvalidInput(
+            f"a step of {nodes} nodes was started without a launcher: set dispatch.launcher"
+        )
     if place.world_size != nodes:
-        raise InvalidInput(f"{place.launcher} started {place.world_size} processes for a step of {nodes} nodes")
+        raise InvalidInput(
+            f"{place.launcher} started {place.world_size} processes for a step of {nodes} nodes"
+        )
     return place.rank
 
 
@@ -374,7 +418,9 @@ def agent_of(module: str) -> type[NodeAgent]:
     """Return the agent that is defined in a step's module."""
     defined = vars(import_module(module)).values()
     return next(
-        one for one in defined if isinstance(one, type) and issubclass(one, NodeAgent) and one.__module__ == module
+        one
+        for one in defined
+        if isinstance(one, type) and issubclass(one, NodeAgent) and one.__module__ == module
     )
 
 

@@ -1,19 +1,22 @@
-"""Allocations of a campaign: `HeldAllocation` is one, `Pool` requests as many as are needed and returns spent ones.
+"""Allocations of a campaign: `HeldAllocation` is one, `Pool` requests as many as are needed and
+returns spent ones.
 
-A driver must not wait for batch systems and Parsl: all communication with them is in one thread per allocation, and the
-driver only reads what that thread has noted, and queues requests. Times are monotonic.
+A driver must not wait for batch systems and Parsl: all communication with them is in one thread per
+allocation, and the driver only reads what that thread has noted, and queues requests. Times are
+monotonic.
 
-Which of the waiting probes start now, and where, is decided by EASY backfilling (Lifka 1995, "The ANL/IBM SP scheduling
-system"; Mu'alem and Feitelson, IEEE TPDS 12(6), 2001) over several allocations:
+Which of the waiting probes start now, and where, is decided by EASY backfilling (Lifka 1995, "The
+ANL/IBM SP scheduling system"; Mu'alem and Feitelson, IEEE TPDS 12(6), 2001) over several
+allocations:
 
 1. Probes start in the order of their arrival as long as the next one fits somewhere now.
-2. The first that fits nowhere now gets a reservation: the allocation and the time at which, by the expected ends of
-   what runs, it can start earliest.
-3. Later probes may pass it. In another allocation they pass freely. In the reserved one they must be expected to end
-   before the reservation begins, or use nodes that the reservation leaves over.
+2. The first that fits nowhere now gets a reservation: the allocation and the time at which, by the
+   expected ends of what runs, it can start earliest.
+3. Later probes may pass it. In another allocation they pass freely. In the reserved one they must
+   be expected to end before the reservation begins, or use nodes that the reservation leaves over.
 
-So nothing starves behind a stream of smaller probes. A probe that no allocation can hold, for lack of nodes or of time,
-has no reservation and delays nobody.
+So nothing starves behind a stream of smaller probes. A probe that no allocation can hold, for lack
+of nodes or of time, has no reservation and delays nobody.
 """
 
 from __future__ import annotations
@@ -50,20 +53,25 @@ LOGGER = logging.getLogger("parsl.frontrunner")
 """Goes to the log of the allocations, as Parsl's own; the terminal gets one sentence."""
 POLL_S = 0.2
 MARGIN_S = 30.0
-"""Assumed: what a probe must leave of its allocation's time, to start its ranks and write its outcome."""
+"""Assumed: what a probe must leave of its allocation's time, to start its ranks and write its
+outcome.
+"""
 STATUS_S = 4.0
 """How often the batch system is queried, and Parsl for its workers."""
 CLOSE_S = 15.0
 MAX_FAILED_STARTS = 3
-"""Allocations in a row that ended before their workers had reported: something is wrong with all of them."""
+"""Allocations in a row that ended before their workers had reported: something is wrong with all of
+them.
+"""
 
 
 class HeldAllocation(ABC):
     """An allocation from its request to its end.
 
-    Once known: `job_id` and `queued_s` (the batch system had accepted the request), `hosts` and `ready_s` (the workers
-    had reported the nodes' names), `end_s` (when its time is up), `ended_s` (it was found to have ended), and `why`;
-    `waits_for` is what a request lacks, if the engine says so.
+    Once known: `job_id` and `queued_s` (the batch system had accepted the request), `hosts` and
+    `ready_s` (the workers had reported the nodes' names), `end_s` (when its time is up), `ended_s`
+    (it was found to have ended), and `why`; `waits_for` is what a request lacks, if the engine says
+    so.
     """
 
     def __init__(self, source: NodeSource, name: str, folder: Path) -> None:
@@ -99,7 +107,9 @@ class HeldAllocation(ABC):
 
     @abstractmethod
     def _run(self) -> None:
-        """Get the nodes, serve the requests, and give the nodes back: the work of the allocation's thread."""
+        """Get the nodes, serve the requests, and give the nodes back: the work of the allocation's
+        thread.
+        """
 
     def _note_end(self, why: str) -> None:
         if self.ended_s is None:  # the first reason counts
@@ -120,7 +130,9 @@ class ParslAllocation(HeldAllocation):
             self.job_id = executor.blocks_to_job_id.get("0")
             self.queued_s = time.monotonic()
             self._serve(executor)
-        except Exception as error:  # Parsl may raise anything: the driver gets it, and the log its traceback
+        except (
+            Exception
+        ) as error:  # Parsl may raise anything: the driver gets it, and the log its traceback
             LOGGER.exception("allocation %s", self.name)
             self._note_end(f"{self.name} could not be kept: {type(error).__name__}: {error}")
         finally:
@@ -140,8 +152,12 @@ class ParslAllocation(HeldAllocation):
         while not self._is_unwanted.is_set() and self.ended_s is None:
             with contextlib.suppress(queue.Empty):
                 placed = self._requests.get(timeout=POLL_S)
-                placed.task = executor.submit(run_step, {}, str(placed.step), self._source.launcher, options)
-            if time.monotonic() - looked_s >= (STATUS_S if self.ready_s is not None else STATUS_S / 4):
+                placed.task = executor.submit(
+                    run_step, {}, str(placed.step), self._source.launcher, options
+                )
+            if time.monotonic() - looked_s >= (
+                STATUS_S if self.ready_s is not None else STATUS_S / 4
+            ):
                 looked_s = time.monotonic()
                 self._check(executor)
 
@@ -155,8 +171,13 @@ class ParslAllocation(HeldAllocation):
         elif workers and self.ready_s is None and self._names is not None and self._names.done():
             self.hosts = self._names.result()
             if self._source.held is None:  # workers may take minutes of the walltime to report
-                asked_s, left = time.monotonic(), seconds_left(self._source.scheduler, self.job_id or "")
-                self.end_s = asked_s + (self._source.settings.walltime_s - STATUS_S if left is None else left)
+                asked_s, left = (
+                    time.monotonic(),
+                    seconds_left(self._source.scheduler, self.job_id or ""),
+                )
+                self.end_s = asked_s + (
+                    self._source.settings.walltime_s - STATUS_S if left is None else left
+                )
             self.ready_s = time.monotonic()
         elif self.ready_s is not None and not workers:
             self._note_end(f"{self._title} has lost contact with its first node")
@@ -170,7 +191,9 @@ class ParslAllocation(HeldAllocation):
         if self.job_id is None:  # the request was refused
             message = status.message or "no answer"
             return " ".join((message.partition("stderr=")[2] or message).split())
-        reason = why_ended(self._source.scheduler, self.job_id) if self._source.held is None else None
+        reason = (
+            why_ended(self._source.scheduler, self.job_id) if self._source.held is None else None
+        )
         reason = reason or status.message or str(status.state.name).lower()
         errors = (status.stderr_summary or "").strip().splitlines() if self.ready_s is None else []
         return f"{self._title} has ended: {reason}" + (f": {errors[-1]}" if errors else "")
@@ -182,7 +205,9 @@ class NodeLost(Exception):
 
 @dataclass(kw_only=True)
 class Placed:
-    """A step on nodes of an allocation, and when it is expected to end; `task` is the engine's, once submitted."""
+    """A step on nodes of an allocation, and when it is expected to end; `task` is the engine's,
+    once submitted.
+    """
 
     step: Path
     allocation: HeldAllocation
@@ -215,7 +240,9 @@ class Pool:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._handler = logging.FileHandler(folder / "allocations.log")
-        self._handler.setFormatter(logging.Formatter("%(asctime)s %(threadName)s %(levelname)s %(message)s"))
+        self._handler.setFormatter(
+            logging.Formatter("%(asctime)s %(threadName)s %(levelname)s %(message)s")
+        )
         logger = logging.getLogger("parsl")
         logger.addHandler(self._handler)
         logger.propagate = False  # none of it is for the terminal
@@ -228,7 +255,9 @@ class Pool:
         self._at_a_time = source.allocations
 
     def place(self, waiting: Sequence[Waiting], now_s: float) -> dict[str, HeldAllocation]:
-        """Return the allocation for each probe that can start now; request nodes, or raise `NodesUnavailable`."""
+        """Return the allocation for each probe that can start now; request nodes, or raise
+        `NodesUnavailable`.
+        """
         self._drop_ended(now_s)
         ready = {one.name: one for one in self._allocations if one.ready_s is not None}
         placed = place(waiting, [self._room(one) for one in ready.values()], now_s)
@@ -239,29 +268,50 @@ class Pool:
         return {token: ready[name] for token, name in placed.items()}
 
     def avoid(self, aside: Mapping[str, str], *, due: Collection[str]) -> None:
-        """Start no probe on these nodes, by name with the reason, from now on; request none of them that is not due."""
+        """Start no probe on these nodes, by name with the reason, from now on; request none of them
+        that is not due.
+        """
         self._aside, self._excluded = aside, tuple(sorted(aside.keys() - set(due)))
 
     def hosts(self, allocation: HeldAllocation, nodes: int) -> tuple[str, ...]:
-        """Return that many of an allocation's free nodes, for a probe that `place` has placed there."""
+        """Return that many of an allocation's free nodes, for a probe that `place` has placed
+        there.
+        """
         return self._free(allocation)[:nodes]
 
     def free_allocation(self, host: str) -> HeldAllocation | None:
-        """Return the allocation in which nothing runs on a node; None where it is in none, or in use."""
-        ready = (one for one in self._allocations if one.ready_s is not None and one.ended_s is None)
-        return next((one for one in ready if host in one.hosts and host not in self._busy(one)), None)
+        """Return the allocation in which nothing runs on a node; None where it is in none, or in
+        use.
+        """
+        ready = (
+            one for one in self._allocations if one.ready_s is not None and one.ended_s is None
+        )
+        return next(
+            (one for one in ready if host in one.hosts and host not in self._busy(one)), None
+        )
 
     def _busy(self, allocation: HeldAllocation) -> set[str]:
-        running = (step for step in self._steps if step.allocation is allocation and not step.is_over)
+        running = (
+            step for step in self._steps if step.allocation is allocation and not step.is_over
+        )
         return {host for step in running for host in step.hosts}
 
     def _free(self, allocation: HeldAllocation) -> tuple[str, ...]:
         taken = self._busy(allocation) | self._aside.keys()
         return tuple(host for host in allocation.hosts if host not in taken)
 
-    def start(self, step: Path, allocation: HeldAllocation, *, hosts: tuple[str, ...], expected_end_s: float) -> Placed:
+    def start(
+        self,
+        step: Path,
+        allocation: HeldAllocation,
+        *,
+        hosts: tuple[str, ...],
+        expected_end_s: float,
+    ) -> Placed:
         """Start a step on nodes that `hosts` returned, in the allocation that `place` returned."""
-        placed = Placed(step=step, allocation=allocation, hosts=hosts, expected_end_s=expected_end_s)
+        placed = Placed(
+            step=step, allocation=allocation, hosts=hosts, expected_end_s=expected_end_s
+        )
         allocation.start(placed)
         self._steps.append(placed)
         self._short_of_nodes = 0
@@ -270,7 +320,10 @@ class Pool:
     @property
     def waits_for(self) -> str:
         """What the requests for nodes lack, if their engine says so."""
-        return next((one.waits_for for one in self._allocations if one.ready_s is None and one.waits_for), "")
+        return next(
+            (one.waits_for for one in self._allocations if one.ready_s is None and one.waits_for),
+            "",
+        )
 
     def give_back(self, allocation: HeldAllocation) -> None:
         """Give an allocation back before its end, on which nothing runs any more."""
@@ -278,7 +331,9 @@ class Pool:
             self._give_back(allocation)
 
     def withdraw_requests(self) -> None:
-        """Withdraw the requests for nodes that are still queued: nothing waits for them any more."""
+        """Withdraw the requests for nodes that are still queued: nothing waits for them any
+        more.
+        """
         for allocation in [one for one in self._allocations if one.ready_s is None]:
             self._give_back(allocation)
 
@@ -316,7 +371,9 @@ class Pool:
                     self._failed_starts, self._at_a_time = 0, self._source.allocations
                 was_refused = allocation.job_id is None or self._failed_starts >= MAX_FAILED_STARTS
                 if was_refused or self._source.held is not None:
-                    self._limit_to([one for one in self._allocations if one.ended_s is None], allocation.why)
+                    self._limit_to(
+                        [one for one in self._allocations if one.ended_s is None], allocation.why
+                    )
             elif allocation.ready_s is None and now_s - allocation.queued_s > 60 * limit:
                 self._give_back(allocation)
                 setting = f"dispatch.queue_limit_minutes = {limit:g}"
@@ -332,11 +389,15 @@ class Pool:
 
     def _limit_to(self, others: Collection[HeldAllocation], why: str) -> None:
         if not others:
-            raise NodesUnavailable("; ".join((why, *self._aside.values())), hint=f"see {self._folder}")
+            raise NodesUnavailable(
+                "; ".join((why, *self._aside.values())), hint=f"see {self._folder}"
+            )
         self._at_a_time = len(others)
         LOGGER.warning("%s; going on with %d allocations at a time", why, self._at_a_time)
 
-    def _replace_spent(self, left: Sequence[Waiting], ready: Collection[HeldAllocation], now_s: float) -> None:
+    def _replace_spent(
+        self, left: Sequence[Waiting], ready: Collection[HeldAllocation], now_s: float
+    ) -> None:
         """Give back idle allocations with too little time left for every probe that waits."""
         for allocation in ready:
             room = self._room(allocation)
@@ -346,18 +407,29 @@ class Pool:
             if reasons and room.nodes < (least := min(probe.nodes for probe in left)):
                 self._short_of_nodes += 1
                 if self._source.held is not None or self._short_of_nodes >= MAX_FAILED_STARTS:
-                    few = f"{room.nodes} of the {len(allocation.hosts)} nodes are left for probes of {least} or more"
-                    raise NodesUnavailable(f"{few}: {'; '.join(reasons)}", hint=f"see {self._folder}")
+                    few = (
+                        f"{room.nodes} of the {len(allocation.hosts)} nodes are left for probes of"
+                        f" {least} or more"
+                    )
+                    raise NodesUnavailable(
+                        f"{few}: {'; '.join(reasons)}", hint=f"see {self._folder}"
+                    )
             elif self._source.held is not None:
                 left_s = max(0.0, room.usable_until_s + MARGIN_S - now_s)
                 needed_s = min(probe.expected_s for probe in left) + MARGIN_S
-                what = f"its job ends in {left_s:.0f} s, and what waits needs up to {needed_s:.0f} s"
-                raise TooLittleTime(f"too little is left of the job's time: {what}", hint="request a longer job")
+                what = (
+                    f"its job ends in {left_s:.0f} s, and what waits needs up to {needed_s:.0f} s"
+                )
+                raise TooLittleTime(
+                    f"too little is left of the job's time: {what}", hint="request a longer job"
+                )
             self._give_back(allocation)
 
     def _request_more(self, left: Sequence[Waiting]) -> None:
         queued = sum(one.nodes for one in self._allocations if one.ready_s is None)
-        if len(self._allocations) >= self._at_a_time or queued >= sum(probe.nodes for probe in left):
+        if len(self._allocations) >= self._at_a_time or queued >= sum(
+            probe.nodes for probe in left
+        ):
             return
         self._count += 1
         name = f"frontrunner-{self._count}"
@@ -374,7 +446,9 @@ def _requested(source: NodeSource, name: str, folder: Path) -> HeldAllocation:
 
 
 class Waiting(NamedTuple):
-    """A probe that waits for nodes, and how long it will hold them: its deadline if nothing better is known."""
+    """A probe that waits for nodes, and how long it will hold them: its deadline if nothing better
+    is known.
+    """
 
     token: str
     nodes: int
@@ -382,7 +456,9 @@ class Waiting(NamedTuple):
 
 
 class Occupied(NamedTuple):
-    """Nodes of an allocation that a running probe holds, and when it is expected to release them."""
+    """Nodes of an allocation that a running probe holds, and when it is expected to release
+    them.
+    """
 
     expected_end_s: float
     nodes: int
@@ -390,7 +466,9 @@ class Occupied(NamedTuple):
 
 @dataclass(kw_only=True)
 class Room:
-    """Nodes of an allocation until `end_s`; from `reserved_from_s` on `left_over` of them are free for later probes."""
+    """Nodes of an allocation until `end_s`; from `reserved_from_s` on `left_over` of them are free
+    for later probes.
+    """
 
     name: str
     nodes: int
@@ -413,7 +491,9 @@ class Room:
 
     @property
     def order(self) -> tuple[float, int, str]:
-        """Sort key of several that fit: the first to end, then the fullest, to keep large holes whole."""
+        """Sort key of several that fit: the first to end, then the fullest, to keep large holes
+        whole.
+        """
         return self.usable_until_s, self.free, self.name
 
     def takes(self, probe: Waiting, now_s: float) -> bool:
@@ -424,7 +504,9 @@ class Room:
         return end_s <= self.reserved_from_s or probe.nodes <= self.left_over
 
     def occupy(self, probe: Waiting, now_s: float) -> None:
-        """Give the probe its nodes; one that outlasts the start of the reservation uses up what that leaves over."""
+        """Give the probe its nodes; one that outlasts the start of the reservation uses up what
+        that leaves over.
+        """
         end_s = now_s + probe.expected_s
         if end_s > self.reserved_from_s:
             self.left_over -= probe.nodes
@@ -432,10 +514,11 @@ class Room:
         self.free -= probe.nodes
 
     def first_enough(self, probe: Waiting, now_s: float) -> tuple[float, int]:
-        """Return when enough nodes are expected to be free, infinity if never or too late, and how many are free then.
+        """Return when enough nodes are expected to be free, infinity if never or too late, and how
+        many are free then.
 
-        The time is in the past if that has not happened: a reservation then stays in the allocation that has kept the
-        probe waiting longest, instead of moving while others overrun.
+        The time is in the past if that has not happened: a reservation then stays in the allocation
+        that has kept the probe waiting longest, instead of moving while others overrun.
         """
         enough_s, free = now_s, self.free
         for held in self.occupied:
@@ -451,12 +534,16 @@ class Room:
 
 
 def place(waiting: Iterable[Waiting], rooms: Sequence[Room], now_s: float) -> dict[str, str]:
-    """Return the room for each probe to start now, by token; `waiting` is in the order of arrival."""
+    """Return the room for each probe to start now, by token; `waiting` is in the order of
+    arrival.
+    """
     rooms = [replace(room) for room in rooms]
     placed: dict[str, str] = {}
     reserved, most_free = False, max((room.free for room in rooms), default=0)
     for probe in waiting:
-        able = (room for room in rooms if room.takes(probe, now_s)) if probe.nodes <= most_free else ()
+        able = (
+            (room for room in rooms if room.takes(probe, now_s)) if probe.nodes <= most_free else ()
+        )
         room = min(able, key=lambda room: room.order, default=None)
         if room is not None:
             room.occupy(probe, now_s)
@@ -467,8 +554,12 @@ def place(waiting: Iterable[Waiting], rooms: Sequence[Room], now_s: float) -> di
             continue
         if holding := [room for room in rooms if room.holds(probe, now_s)]:
             room = min(holding, key=lambda room: (room.first_enough(probe, now_s)[0], room.order))
-            # What is left over is counted without those that end later: of several probes that overrun their expected
-            # end, none may be relied on to release nodes for others.
+            # What is left over is counted without those that end later: of several probes that
+            # overrun their expected end, none may be relied on to release nodes for others.
             enough_s, free = room.first_enough(probe, now_s)
-            room.reserved_from_s, room.left_over, reserved = max(now_s, enough_s), free - probe.nodes, True
+            room.reserved_from_s, room.left_over, reserved = (
+                max(now_s, enough_s),
+                free - probe.nodes,
+                True,
+            )
     return placed

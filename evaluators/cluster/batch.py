@@ -1,10 +1,12 @@
-"""Batch systems: what they report of a job, Parsl's executor for one allocation, and how steps start on its nodes.
+"""Batch systems: what they report of a job, Parsl's executor for one allocation, and how steps
+start on its nodes.
 
-The executor is Parsl's, without Parsl's data-flow kernel, which would query the batch system only once a minute. Its
-workers are on the allocation's first node. Which nodes a step gets is the pool's choice: Parsl's MPI mode takes the
-next ones and passes over none. `python -P -m frontrunner.evaluators.cluster.batch DRIVER_PID` runs Parsl's interchange,
-which passes tasks to the nodes: on its own it would outlive a driver that is killed, and end with one that is
-interrupted at a terminal.
+The executor is Parsl's, without Parsl's data-flow kernel, which would query the batch system only
+once a minute. Its workers are on the allocation's first node. Which nodes a step gets is the pool's
+choice: Parsl's MPI mode takes the next ones and passes over none. `python -P -m
+frontrunner.evaluators.cluster.batch DRIVER_PID` runs Parsl's interchange, which passes tasks to the
+nodes: on its own it would outlive a driver that is killed, and end with one that is interrupted at
+a terminal.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
 WORKER_POOL = "process_worker_pool.py"
 HEARTBEAT_S = 5
 SILENCE_S = 30
-"""After this long without a heartbeat from its nodes an allocation is given up, and its workers end as well."""
+"""After this long without a heartbeat from its nodes an allocation is given up, and its workers end
+as well.
+"""
 COMMAND_TIMEOUT_S = 60
 QUERY_TIMEOUT_S = 10.0
 LOOPBACK = "127.0.0.1"
@@ -44,14 +48,16 @@ LOOPBACK = "127.0.0.1"
 
 UNIQUE_PBS_NODES = """\
 FRONTRUNNER_NODES="$(mktemp)"; trap 'rm -f "$FRONTRUNNER_NODES"' EXIT
-awk '!seen[$0]++' "$PBS_NODEFILE" > "$FRONTRUNNER_NODES"; export PBS_NODEFILE="$FRONTRUNNER_NODES\""""
+awk '!seen[$0]++' "$PBS_NODEFILE" > "$FRONTRUNNER_NODES"; export PBS_NODEFILE="$FRONTRUNNER_NODES\""""  # noqa: E501
 """PBS names a node once for each of its slots; Parsl takes each line for a node."""
 
 LSF_NODES = """\
 FRONTRUNNER_NODES="$(mktemp)"; trap 'rm -f "$FRONTRUNNER_NODES"' EXIT
 echo "$LSB_MCPU_HOSTS" | tr ' ' '\\n' | paste - - | awk '$2 > 1 {print $1}' > "$FRONTRUNNER_NODES"
 export PBS_NODEFILE="$FRONTRUNNER_NODES\""""
-"""Parsl reads nodes as PBS names them, or Slurm. The host of LSF's batch script, of one slot, computes nothing."""
+"""Parsl reads nodes as PBS names them, or Slurm. The host of LSF's batch script, of one slot,
+computes nothing.
+"""
 
 _AFTER_INIT = {"pbs": UNIQUE_PBS_NODES, "lsf": LSF_NODES}
 _TITLES = {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF"}
@@ -59,8 +65,12 @@ _TIME_LEFT_OF_LSF = re.compile(r"(?P<hours>\d+):(?P<minutes>\d+)\s+L")
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
-def launch_command(launcher: str, options: Sequence[str], nodes: Sequence[str], command: Sequence[str]) -> list[str]:
-    """Return the arguments that start `command` once on each of these nodes; "none" starts it on a single one."""
+def launch_command(
+    launcher: str, options: Sequence[str], nodes: Sequence[str], command: Sequence[str]
+) -> list[str]:
+    """Return the arguments that start `command` once on each of these nodes; "none" starts it on a
+    single one.
+    """
     if launcher == "none" and len(nodes) > 1:
         raise ValueError(f"{len(nodes)} nodes need a launcher")
     start = LAUNCHERS[launcher].format(count=len(nodes), hosts=",".join(nodes))
@@ -68,16 +78,23 @@ def launch_command(launcher: str, options: Sequence[str], nodes: Sequence[str], 
 
 
 def run_step(step: str, launcher: str, options: Sequence[str]) -> int:
-    """Run a step's agents, from a Parsl worker on its allocation's first node; return their launcher's exit status."""
+    """Run a step's agents, from a Parsl worker on its allocation's first node; return their
+    launcher's exit status.
+    """
     order = Step.read(Path(step))
-    command = launch_command(launcher, options, order.hosts, [sys.executable, "-P", "-m", order.agent, step])
+    command = launch_command(
+        launcher, options, order.hosts, [sys.executable, "-P", "-m", order.agent, step]
+    )
     with (Path(step).parent / "launcher.log").open("ab") as log:
         return start_child(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log).wait()
 
 
 def node_names() -> tuple[str, ...]:
     """Return the names of the allocation's nodes, from a Parsl worker on the first of them."""
-    from parsl.executors.high_throughput.mpi_resource_management import get_nodes_in_batchjob, identify_scheduler
+    from parsl.executors.high_throughput.mpi_resource_management import (
+        get_nodes_in_batchjob,
+        identify_scheduler,
+    )
 
     return tuple(dict.fromkeys(get_nodes_in_batchjob(identify_scheduler())))
 
@@ -86,37 +103,53 @@ def seconds_left(scheduler: str, job_id: str) -> float | None:
     """Return what is left of a running job's walltime; None if it has no end, or it is unknown."""
     if scheduler == "slurm":
         return _seconds(_query("squeue", "--noheader", f"--job={job_id}", "--format=%L").strip())
-    if scheduler == "lsf":  # hours and minutes; what follows is L where it is the limit's, not an estimate
-        found = _TIME_LEFT_OF_LSF.fullmatch(_query("bjobs", "-noheader", "-o", "time_left", job_id).strip())
+    if (
+        scheduler == "lsf"
+    ):  # hours and minutes; what follows is L where it is the limit's, not an estimate
+        found = _TIME_LEFT_OF_LSF.fullmatch(
+            _query("bjobs", "-noheader", "-o", "time_left", job_id).strip()
+        )
         return None if found is None else 60.0 * (60 * int(found["hours"]) + int(found["minutes"]))
     if scheduler != "pbs":
         return None
     job = _pbs_job(job_id)
     limit, used = (
-        _seconds(str(dict(job.get(key) or {}).get("walltime"))) for key in ("Resource_List", "resources_used")
+        _seconds(str(dict(job.get(key) or {}).get("walltime")))
+        for key in ("Resource_List", "resources_used")
     )
     return None if limit is None else limit - (used or 0.0)
 
 
 def end_of_job() -> float | None:
-    """Return when the batch job that this process is in ends, as monotonic time; None outside one, or if unknown."""
+    """Return when the batch job that this process is in ends, as monotonic time; None outside one,
+    or if unknown.
+    """
     held = allocation(os.environ)
     left = None if held is None else seconds_left(held.scheduler, held.job_id)
     return None if left is None else time.monotonic() + left
 
 
 def _seconds(shown: str) -> float | None:
-    """Return the seconds of a batch system's `[days-][hours:]minutes:seconds`; None for any other text."""
+    """Return the seconds of a batch system's `[days-][hours:]minutes:seconds`; None for any other
+    text.
+    """
     found = _TIME.fullmatch(shown)
     if found is None:
         return None
-    return float(sum(int(part or 0) * unit for part, unit in zip(found.groups(), (86_400, 3600, 60, 1), strict=True)))
+    return float(
+        sum(
+            int(part or 0) * unit
+            for part, unit in zip(found.groups(), (86_400, 3600, 60, 1), strict=True)
+        )
+    )
 
 
 def _pbs_job(job_id: str) -> dict[str, Any]:
     """Return what PBS reports of a job, also of one that has ended; empty if it reports nothing."""
     with contextlib.suppress(ValueError):
-        jobs: dict[str, dict[str, Any]] = json.loads(_query("qstat", "-x", "-f", "-F", "json", job_id)).get("Jobs", {})
+        jobs: dict[str, dict[str, Any]] = json.loads(
+            _query("qstat", "-x", "-f", "-F", "json", job_id)
+        ).get("Jobs", {})
         return next(iter(jobs.values()), {})
     return {}
 
@@ -142,7 +175,12 @@ def why_ended(scheduler: str, job_id: str) -> str | None:
 def _query(*command: str) -> str:
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=QUERY_TIMEOUT_S
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=QUERY_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -165,7 +203,12 @@ def make_executor(source: NodeSource, name: str, folder: Path) -> HighThroughput
         block_error_handler=False,
         encrypted=True,
     )
-    executor.interchange_launch_cmd = [sys.executable, "-P", "-m", "frontrunner.evaluators.cluster.batch"]
+    executor.interchange_launch_cmd = [
+        sys.executable,
+        "-P",
+        "-m",
+        "frontrunner.evaluators.cluster.batch",
+    ]
     executor.interchange_launch_cmd.append(str(os.getpid()))
     executor.run_dir = str(folder)
     executor.run_id = name
@@ -173,7 +216,9 @@ def make_executor(source: NodeSource, name: str, folder: Path) -> HighThroughput
 
 
 def make_provider(source: NodeSource, folder: Path) -> Any:
-    """Return the Parsl provider of one allocation; its submit scripts go into a folder of `folder`."""
+    """Return the Parsl provider of one allocation; its submit scripts go into a folder of
+    `folder`.
+    """
     settings, before, after = source.settings, "", ""
     name, request = "LocalProvider", dict[str, Any]()
     if source.held is not None:
@@ -203,13 +248,17 @@ def make_provider(source: NodeSource, folder: Path) -> Any:
 
 
 def _worker_pool() -> str:
-    """Return Parsl's command line for its workers with the program's full path, which need not be on a node's PATH."""
+    """Return Parsl's command line for its workers with the program's full path, which need not be
+    on a node's PATH.
+    """
     from parsl.executors.high_throughput.executor import DEFAULT_LAUNCH_CMD
 
     sibling = Path(sys.executable).parent / WORKER_POOL
     found = str(sibling) if sibling.exists() else shutil.which(WORKER_POOL)
     if found is None:
-        raise FrontrunnerError(f"Parsl's {WORKER_POOL} is neither next to {sys.executable} nor on the PATH")
+        raise FrontrunnerError(
+            f"Parsl's {WORKER_POOL} is neither next to {sys.executable} nor on the PATH"
+        )
     program = shlex.join([sys.executable, found]).replace("{", "{{{{").replace("}", "}}}}")
     return DEFAULT_LAUNCH_CMD.replace(WORKER_POOL, program, 1)
 
@@ -217,4 +266,6 @@ def _worker_pool() -> str:
 if __name__ == "__main__":  # Parsl sends the interchange's settings on stdin
     die_with_parent(int(sys.argv.pop(1)))
     os.setsid()
-    runpy.run_module("parsl.executors.high_throughput.interchange", run_name="__main__", alter_sys=True)
+    runpy.run_module(
+        "parsl.executors.high_throughput.interchange", run_name="__main__", alter_sys=True
+    )

@@ -1,4 +1,6 @@
-"""The job that this process is part of, by environment variables: launcher, rank, nodes and devices."""
+"""The job that this process is part of, by environment variables: launcher, rank, nodes and
+devices.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,32 @@ Environment = Mapping[str, str]
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 RENDEZVOUS_PORT = 29500
 FIRST_SPECIAL_STEP = 0xFFFFFFFA
-"""SLURM_INTERACTIVE_STEP: from here on steps are salloc's shell, the batch script and what Slurm adds to a job."""
-COLLECTIVES = {"cpu": ("gloo", "gloo"), "cuda": ("nccl", "NCCL"), "rocm": ("nccl", "RCCL"), "xpu": ("xccl", "oneCCL")}
+"""SLURM_INTERACTIVE_STEP: from here on steps are salloc's shell, the batch script and what Slurm
+adds to a job.
+"""
+COLLECTIVES = {
+    "cpu": ("gloo", "gloo"),
+    "cuda": ("nccl", "NCCL"),
+    "rocm": ("nccl", "RCCL"),
+    "xpu": ("xccl", "oneCCL"),
+}
 DEVICE_MASKS = {
     "cuda": ("CUDA_VISIBLE_DEVICES",),
     "rocm": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
     "xpu": ("ZE_AFFINITY_MASK",),
 }
-"""Variables that hide devices from a process: batch systems set them where a task gets devices of its own."""
+"""Variables that hide devices from a process: batch systems set them where a task gets devices of
+its own.
+"""
 DEVICE_COUNTS = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
 """Variables with the devices of a node: `4`, or with their kind, `a100:4`."""
 MAX_HOSTS = 1_000_000
 
 
 class Launcher(NamedTuple):
-    """Names of the variables by which a launcher describes a process's place; the first that is set of each counts."""
+    """Names of the variables by which a launcher describes a process's place; the first that is set
+    of each counts.
+    """
 
     name: str
     rank: str
@@ -40,13 +53,22 @@ class Launcher(NamedTuple):
 
 LAUNCHERS = (
     Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    Launcher("open-mpi", *(f"OMPI_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    Launcher(
+        "open-mpi",
+        *(f"OMPI_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    ),
     # Of LSF machines.
-    Launcher("jsrun", *(f"JSM_NAMESPACE_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
+    Launcher(
+        "jsrun", *(f"JSM_NAMESPACE_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    ),
     # mpiexec of Cray PALS and of MPICH's Hydra; PALS leaves the world size to PMI.
     Launcher(
         "mpich",
-        *("PALS_RANKID PMI_RANK", "PMI_SIZE PALS_SIZE", "PALS_LOCAL_RANKID PMI_LOCAL_RANK MPI_LOCALRANKID"),
+        *(
+            "PALS_RANKID PMI_RANK",
+            "PMI_SIZE PALS_SIZE",
+            "PALS_LOCAL_RANKID PMI_LOCAL_RANK MPI_LOCALRANKID",
+        ),
         "PALS_LOCAL_SIZE PMI_LOCAL_SIZE MPI_LOCALNRANKS",
     ),
     Launcher("flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
@@ -75,7 +97,9 @@ class Allocation:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchedRank:
-    """This process among those that a launcher started; ranks count from 0, local ones within their node."""
+    """This process among those that a launcher started; ranks count from 0, local ones within their
+    node.
+    """
 
     launcher: str
     rank: int
@@ -89,15 +113,18 @@ class LaunchedRank:
     def torch_environment(self) -> dict[str, str]:
         """The same as the variables that torch.distributed reads."""
         places = (self.rank, self.world_size, self.local_rank, self.local_world_size)
-        return dict(zip(TORCHRUN, map(str, (*places, self.master_address, self.master_port)), strict=True))
+        return dict(
+            zip(TORCHRUN, map(str, (*places, self.master_address, self.master_port)), strict=True)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnvironment:
-    """A process's place among the others, the nodes of its allocation, and the devices that it sees.
+    """A process's place among the others, the nodes of its allocation, and the devices that it
+    sees.
 
-    `backend` is cpu, cuda, rocm or xpu; `stated_devices_per_node` the batch system's figure; `masked_by` the variable
-    that hides devices from this process.
+    `backend` is cpu, cuda, rocm or xpu; `stated_devices_per_node` the batch system's figure;
+    `masked_by` the variable that hides devices from this process.
     """
 
     launched: LaunchedRank | None
@@ -115,7 +142,9 @@ class JobEnvironment:
 
     @property
     def devices_per_node(self) -> int:
-        """The visible devices; times the processes per node where each has been given devices of its own."""
+        """The visible devices; times the processes per node where each has been given devices of
+        its own.
+        """
         processes = self.launched.local_world_size if self.launched else 1
         if self.backend == "cpu":
             return processes if self.launched else self.visible_devices
@@ -124,9 +153,14 @@ class JobEnvironment:
 
 
 def job_environment(environment: Environment, machine: Mapping[str, Any]) -> JobEnvironment:
-    """Return the job of a process with this environment, on a machine as `this_machine.detect` describes it."""
+    """Return the job of a process with this environment, on a machine as `this_machine.detect`
+    describes it.
+    """
     backend = machine["backend"]
-    counts = (re.fullmatch(r"(?:[^:,\s]+:)?(\d{1,4})", environment.get(name, ""), re.ASCII) for name in DEVICE_COUNTS)
+    counts = (
+        re.fullmatch(r"(?:[^:,\s]+:)?(\d{1,4})", environment.get(name, ""), re.ASCII)
+        for name in DEVICE_COUNTS
+    )
     return JobEnvironment(
         launched=launched_rank(environment),
         allocation=allocation(environment),
@@ -134,24 +168,39 @@ def job_environment(environment: Environment, machine: Mapping[str, Any]) -> Job
         device_name=machine["device"],
         visible_devices=machine["devices_per_node"],
         stated_devices_per_node=next((int(found[1]) for found in counts if found), None),
-        masked_by=next((name for name in DEVICE_MASKS.get(backend, ()) if environment.get(name, "").strip()), None),
+        masked_by=next(
+            (name for name in DEVICE_MASKS.get(backend, ()) if environment.get(name, "").strip()),
+            None,
+        ),
     )
 
 
 def allocation(environment: Environment) -> Allocation | None:
-    """Return the allocation that this process runs in; None outside a batch job and where a job names no nodes."""
+    """Return the allocation that this process runs in; None outside a batch job and where a job
+    names no nodes.
+    """
     for scheduler, (job_variable, nodes_variables) in SCHEDULERS.items():
         if job_variable in environment:
-            nodes = tuple(dict.fromkeys(_nodes(scheduler, _first(environment, nodes_variables) or "")))
-            return Allocation(scheduler=scheduler, job_id=environment[job_variable], nodes=nodes) if nodes else None
+            nodes = tuple(
+                dict.fromkeys(_nodes(scheduler, _first(environment, nodes_variables) or ""))
+            )
+            return (
+                Allocation(scheduler=scheduler, job_id=environment[job_variable], nodes=nodes)
+                if nodes
+                else None
+            )
     return None
 
 
 def _nodes(scheduler: str, stated: str) -> list[str]:
     if scheduler == "pbs":  # a file with one line per slot or node, which begins with the host
-        lines = Path(stated).read_text(encoding="utf-8").split("\n") if Path(stated).is_file() else []
+        lines = (
+            Path(stated).read_text(encoding="utf-8").split("\n") if Path(stated).is_file() else []
+        )
         return [line.split()[0] for line in lines if line.strip()]
-    if scheduler == "lsf":  # hosts, each with its slots; the host of the batch script, of one slot, computes nothing
+    if (
+        scheduler == "lsf"
+    ):  # hosts, each with its slots; the host of the batch script, of one slot, computes nothing
         words = stated.split()
         pairs = list(zip(words[::2], words[1::2], strict=False))
         return [host for host, slots in pairs if slots != "1"] or [host for host, _ in pairs]
@@ -159,25 +208,32 @@ def _nodes(scheduler: str, stated: str) -> list[str]:
 
 
 def launched_rank(environment: Environment) -> LaunchedRank | None:
-    """Return this process's place among a launcher's processes, or None if no launcher started it."""
+    """Return this process's place among a launcher's processes, or None if no launcher started
+    it.
+    """
     launcher = next((found for found in LAUNCHERS if _started(found, environment)), None)
     if launcher is None:
         return None
     missing = [name for name in TORCHRUN if name not in environment]
-    if launcher.name == "torchrun" and missing:  # torchrun sets all of them, so RANK was set by hand
+    if (
+        launcher.name == "torchrun" and missing
+    ):  # torchrun sets all of them, so RANK was set by hand
         raise InvalidInput(
-            f"RANK is set, but not {', '.join(missing)}", hint="start with torchrun, or unset RANK for this machine"
+            f"RANK is set, but not {', '.join(missing)}",
+            hint="start with torchrun, or unset RANK for this machine",
         )
     rank, world, local_rank = (_number(environment, names) or 0 for names in launcher[1:4])
     held = allocation(environment)
     local_world = _number(environment, launcher.local_world_size)
     if local_world is None:
-        nodes = _number(environment, "SLURM_STEP_NUM_NODES FLUX_JOB_NNODES") or (len(held.nodes) if held else 1)
+        nodes = _number(environment, "SLURM_STEP_NUM_NODES FLUX_JOB_NNODES") or (
+            len(held.nodes) if held else 1
+        )
         local_world = max(1, world // nodes)
     if not (rank < world and local_rank < local_world and world % local_world == 0):
         raise InvalidInput(
-            f"{launcher.name} reports rank {rank} of {world}, {local_world} per node, local rank {local_rank}: "
-            "expected equal nodes"
+            f"{launcher.name} reports rank {rank} of {world}, {local_world} per node, local rank"
+            f" {local_rank}: expected equal nodes"
         )
     return LaunchedRank(
         launcher=launcher.name,
@@ -200,16 +256,22 @@ def _started(launcher: Launcher, environment: Environment) -> bool:
     return all(_first(environment, names) is not None for names in launcher[1:4])
 
 
-def _master_address(launcher: Launcher, environment: Environment, nodes: int, held: Allocation | None) -> str:
+def _master_address(
+    launcher: Launcher, environment: Environment, nodes: int, held: Allocation | None
+) -> str:
     # SLURM_LAUNCH_NODE_IPADDR does not help: it is where srun was typed, which may be a login node.
     if "MASTER_ADDR" in environment:
         return environment["MASTER_ADDR"]
     if nodes == 1:
         return "127.0.0.1"
-    first = [*expand_hosts(environment.get("SLURM_STEP_NODELIST", "")), *(held.nodes if held else ())][:1]
+    first = [
+        *expand_hosts(environment.get("SLURM_STEP_NODELIST", "")),
+        *(held.nodes if held else ()),
+    ][:1]
     if not first:
         raise InvalidInput(
-            f"{launcher.name} started processes on {nodes} nodes and does not state where rank 0 is",
+            f"{launcher.name} started processes on {nodes} nodes and does not state where rank"
+            " 0 is",
             hint="set MASTER_ADDR to the host of rank 0",
         )
     return first[0]
@@ -230,18 +292,21 @@ _HOST = re.compile(r"(?:[^\[\],\s]|\[\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})
 
 
 def expand_hosts(text: str) -> list[str]:
-    """Return the hosts of a list as Slurm and Flux abbreviate it: `frontier[00001-00003,00010],login1` is five.
+    """Return the hosts of a list as Slurm and Flux abbreviate it:
+    `frontier[00001-00003,00010],login1` is five.
 
-    A range counts in the width of its first number. Several brackets in a name give every combination, the last one
-    varying fastest (Slurm's manual of scontrol, "show hostlist"; RFC 29 of Flux). Raises `InvalidInput` for an invalid
-    list.
+    A range counts in the width of its first number. Several brackets in a name give every
+    combination, the last one varying fastest (Slurm's manual of scontrol, "show hostlist"; RFC 29
+    of Flux). Raises `InvalidInput` for an invalid list.
     """
     found: list[str] = []
     for name in re.split(r",(?![^\[]*\])", text.strip()) if text.strip() else ():
         pieces = re.split(r"\[([^\]]*)\]", name)
         choices = [_numbers(piece) if odd % 2 else [piece] for odd, piece in enumerate(pieces)]
         if not _HOST.fullmatch(name) or not all(choices):
-            raise bad_value("host list", text, "names with commas between them, as node[1-4],login1")
+            raise bad_value(
+                "host list", text, "names with commas between them, as node[1-4],login1"
+            )
         found += map("".join, itertools.product(*choices))
     return found
 

@@ -1,4 +1,6 @@
-"""Training probe on many nodes: the same ranks and verdicts as on one machine, as steps of allocations."""
+"""Training probe on many nodes: the same ranks and verdicts as on one machine, as steps of
+allocations.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ from frontrunner.evaluators.cluster.settings import NodeSource
 from frontrunner.evaluators.cluster.steps import Dispatched, OnNodes, StepNodes
 from frontrunner.evaluators.probe.job import disk_folder, probe_job
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.evaluators.probe.watch import MakeJob, RankedProbes, RankWatch, rank_environment, write_job
+from frontrunner.evaluators.probe.watch import (
+    MakeJob,
+    RankedProbes,
+    RankWatch,
+    rank_environment,
+    write_job,
+)
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.spaces.recipe import Recipe
 
@@ -22,7 +30,9 @@ class StepWatch(OnNodes, RankWatch):
 
     @property
     def has_ended(self) -> bool:
-        """Return whether every rank has, or those that are left cannot be; not before it is known who ended them."""
+        """Return whether every rank has, or those that are left cannot be; not before it is known
+        who ended them.
+        """
         if self.nodes.interrupted is not None and not self.have_succeeded:
             return self.lost is not None
         return super().has_ended
@@ -33,11 +43,15 @@ class StepWatch(OnNodes, RankWatch):
         return self.have_all_ended and not any(self.statuses.values())
 
     def look(self) -> bool:
-        """Read the nodes' reports, end what is overdue, and find out what happened to a silent step."""
+        """Read the nodes' reports, end what is overdue, and find out what happened to a silent
+        step.
+        """
         self._read_reports()
         super().look()
         if not self.have_succeeded and self.lost is None:
-            self.lost = self.nodes.why_lost(have_begun=self.began_s is not None, have_ended=self.have_all_ended)
+            self.lost = self.nodes.why_lost(
+                have_begun=self.began_s is not None, have_ended=self.have_all_ended
+            )
         return self.has_ended
 
     def end(self) -> None:
@@ -66,7 +80,9 @@ def environment_on_nodes(setup: ProbeSetup, recipe: Recipe) -> dict[str, str]:
 class DispatchedProbe(Dispatched[StepWatch], RankedProbes[StepWatch]):
     """The `Evaluator` that trains on the nodes of a source."""
 
-    def __init__(self, setup: ProbeSetup, source: NodeSource, make_job: MakeJob = probe_job) -> None:
+    def __init__(
+        self, setup: ProbeSetup, source: NodeSource, make_job: MakeJob = probe_job
+    ) -> None:
         super().__init__(setup, source)
         self._make_job = make_job
 

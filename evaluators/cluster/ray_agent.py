@@ -1,7 +1,8 @@
-"""Agent on a Ray node: an actor that runs the node agents of one step after the other, with warm fork servers.
+"""Agent on a Ray node: an actor that runs the node agents of one step after the other, with warm
+fork servers.
 
-Ray pickles its calls: what crosses them is text, numbers and bytes. Where the node does not see the driver's files the
-actor works on a copy of the run folder, and `exchange` passes on what changes.
+Ray pickles its calls: what crosses them is text, numbers and bytes. Where the node does not see the
+driver's files the actor works on a copy of the run folder, and `exchange` passes on what changes.
 """
 
 from __future__ import annotations
@@ -35,10 +36,17 @@ from frontrunner.spaces.document import write_bytes
 POLL_S = 0.1
 FILES_GROUP = "files"
 LIFE_GROUP = "life"
-"""Concurrency groups: of the calls that must not wait for a step, and of the one that ends with the actor."""
+"""Concurrency groups: of the calls that must not wait for a step, and of the one that ends with the
+actor.
+"""
 _PREFIX = "frontrunner-ray-"
-_SWEEP = "import shutil, sys, time; sys.stdin.read(); time.sleep(2); shutil.rmtree(sys.argv[1], ignore_errors=True)"
-"""Program that removes a folder once its stdin closes, as the actor ends, and ranks have ended with it."""
+_SWEEP = (
+    "import shutil, sys, time; sys.stdin.read(); time.sleep(2); shutil.rmtree(sys.argv[1],"
+    " ignore_errors=True)"
+)
+"""Program that removes a folder once its stdin closes, as the actor ends, and ranks have ended with
+it.
+"""
 _GROWING = (".log", ".jsonl")
 
 MUST_AGREE = ("frontrunner", "ray", "torch")
@@ -51,7 +59,9 @@ Change = tuple[str, int | None, bytes]
 
 
 def own_versions() -> dict[str, str]:
-    """Return the versions of this process's packages that must agree; builds of one version may differ."""
+    """Return the versions of this process's packages that must agree; builds of one version may
+    differ.
+    """
     found = {}
     for name in MUST_AGREE:
         with contextlib.suppress(PackageNotFoundError):
@@ -67,7 +77,9 @@ def data_files(job: dict[str, Any]) -> list[dict[str, Any]]:
 class RunFolderCopy:
     """A run folder on the node's own disk; `changes` are what the driver's folder lacks."""
 
-    def __init__(self, path: Path, original: str, sent: Mapping[str, bytes], data: Mapping[str, str]) -> None:
+    def __init__(
+        self, path: Path, original: str, sent: Mapping[str, bytes], data: Mapping[str, str]
+    ) -> None:
         self.path = path
         self._original = original
         self._known: dict[str, tuple[int, int]] = {}
@@ -101,11 +113,17 @@ class RunFolderCopy:
             self._known[name] = self._state(self.path / name)
 
     def changes(self, *, at_last: bool) -> list[Change]:
-        """Return what has changed since the last call; files that are neither logs nor JSON only once all has ended.
+        """Return what has changed since the last call; files that are neither logs nor JSON only
+        once all has ended.
 
-        Nodes' reports come last, and are read first: they may state ends of ranks whose files must be there by then.
+        Nodes' reports come last, and are read first: they may state ends of ranks whose files must
+        be there by then.
         """
-        paths = [path for path in self.path.iterdir() if path.is_file() and not UNFINISHED.fullmatch(path.name)]
+        paths = [
+            path
+            for path in self.path.iterdir()
+            if path.is_file() and not UNFINISHED.fullmatch(path.name)
+        ]
         found: list[Change] = []
         for path in sorted(paths, key=lambda path: not path.name.startswith("node-")):
             with contextlib.suppress(FileNotFoundError):
@@ -126,7 +144,9 @@ class RunFolderCopy:
         self._known[path.name] = now
         content = path.read_bytes()
         if path.suffix == ".json":
-            ours, theirs = (json.dumps(path).encode()[1:-1] for path in (str(self.path), self._original))
+            ours, theirs = (
+                json.dumps(path).encode()[1:-1] for path in (str(self.path), self._original)
+            )
             content = content.replace(ours, theirs)
         return [(path.name, None, content)] if content else []
 
@@ -137,7 +157,9 @@ class RunFolderCopy:
 
 
 class RayAgent:
-    """The actor: `run` runs a step's part of the node to its end, other calls do not wait for it."""
+    """The actor: `run` runs a step's part of the node to its end, other calls do not wait for
+    it.
+    """
 
     def __init__(self) -> None:
         self._root = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
@@ -186,10 +208,18 @@ class RayAgent:
         folder = hashlib.sha256(path.encode()).hexdigest()[:16]
         return self._root / "data" / folder / Path(path).name
 
-    def run(self, folder: str, node: int, host: str, sent: Mapping[str, bytes] | None, data: Mapping[str, str]) -> None:
+    def run(
+        self,
+        folder: str,
+        node: int,
+        host: str,
+        sent: Mapping[str, bytes] | None,
+        data: Mapping[str, str],
+    ) -> None:
         """Run this node's part of a step.
 
-        Where this node does not see the run folder, `sent` are its files, and `data` says where data files are here.
+        Where this node does not see the run folder, `sent` are its files, and `data` says where
+        data files are here.
         """
         path = Path(folder)
         if sent is not None:
@@ -216,7 +246,9 @@ class RayAgent:
             server.close()
 
     @ray.method(concurrency_group=FILES_GROUP)  # type: ignore[arg-type]
-    def exchange(self, folder: str, beat: int, *, cancelled: bool, meeting: bytes, at_last: bool) -> list[Change]:
+    def exchange(
+        self, folder: str, beat: int, *, cancelled: bool, meeting: bytes, at_last: bool
+    ) -> list[Change]:
         """Pass on the driver's part of a run folder, and return what has changed in this node's."""
         copy = self._copy
         if copy is None or copy.path.name != Path(folder).name:

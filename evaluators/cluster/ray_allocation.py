@@ -1,4 +1,5 @@
-"""Ray from the side of the driver, which does not import it: a look at a cluster, and an allocation of its nodes.
+"""Ray from the side of the driver, which does not import it: a look at a cluster, and an allocation
+of its nodes.
 
 Processes of their own do both: see `ray_view.py` and `ray_holder.py`.
 """
@@ -20,7 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.cluster.allocations import LOGGER, HeldAllocation, NodeLost, Placed
-from frontrunner.evaluators.cluster.settings import RAY_AUTO, RAY_LOCAL, DispatchSettings, why_unreachable
+from frontrunner.evaluators.cluster.settings import (
+    RAY_AUTO,
+    RAY_LOCAL,
+    DispatchSettings,
+    why_unreachable,
+)
 from frontrunner.evaluators.probe.files import tail
 from frontrunner.evaluators.probe.processes import start_child
 from frontrunner.spaces.errors import bad_value
@@ -41,10 +47,12 @@ REFUSED = "InvalidAuthToken"
 
 
 def ray_environment(address: str, refused: str = "") -> dict[str, str]:
-    """Return the environment of a process that connects to Ray, which has `refused` the last one for this reason.
+    """Return the environment of a process that connects to Ray, which has `refused` the last one
+    for this reason.
 
-    `ray start` enables tokens where it finds one, and connecting to an address does so only if told to. With a token on
-    a cluster without, actors die at once: Ray's calls to the driver are refused. So a token is used once it is missed.
+    `ray start` enables tokens where it finds one, and connecting to an address does so only if told
+    to. With a token on a cluster without, actors die at once: Ray's calls to the driver are
+    refused. So a token is used once it is missed.
     """
     given = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     file = Path(given.get(TOKEN_PATH) or Path.home() / ".ray" / "auth_token")
@@ -52,7 +60,10 @@ def ray_environment(address: str, refused: str = "") -> dict[str, str]:
         return given
     if REFUSED in refused:
         return given | {AUTH_MODE: "token"}
-    return given | {AUTH_MODE: "disabled", "RAY_NUM_REDIS_GET_RETRIES": "2"}  # of connecting; 20 take as many seconds
+    return given | {
+        AUTH_MODE: "disabled",
+        "RAY_NUM_REDIS_GET_RETRIES": "2",
+    }  # of connecting; 20 take as many seconds
 
 
 def look_at_ray(address: str, *options: str) -> Mapping[str, Any] | str:
@@ -65,7 +76,9 @@ def look_at_ray(address: str, *options: str) -> Mapping[str, Any] | str:
     return found
 
 
-def _looked(address: str, options: Sequence[str], environment: Mapping[str, str]) -> Mapping[str, Any] | str:
+def _looked(
+    address: str, options: Sequence[str], environment: Mapping[str, str]
+) -> Mapping[str, Any] | str:
     command = [sys.executable, "-P", "-m", VIEW, address, *options]
     timeout_s = CONNECT_S if ONLY_CONNECT in options else VIEW_TIMEOUT_S
     try:
@@ -92,11 +105,15 @@ def require_ray(settings: DispatchSettings) -> None:
     address = settings.address or RAY_AUTO
     if address != RAY_LOCAL and isinstance(why := look_at_ray(address, ONLY_CONNECT), str):
         hint = "start one (`ray start`), or correct the address"
-        raise bad_value("dispatch.address", address, f"the address of a Ray cluster; {why}", hint=hint)
+        raise bad_value(
+            "dispatch.address", address, f"the address of a Ray cluster; {why}", hint=hint
+        )
 
 
 class RayAllocation(HeldAllocation):
-    """Nodes that a holder process keeps; those that Ray loses leave it, and others may take their places."""
+    """Nodes that a holder process keeps; those that Ray loses leave it, and others may take their
+    places.
+    """
 
     _refused = ""
 
@@ -109,7 +126,11 @@ class RayAllocation(HeldAllocation):
                 if REFUSED in why and not self._refused:
                     self._refused = why
                     continue
-                if self.job_id is not None or self._is_unwanted.is_set() or time.monotonic() - began_s > PATIENCE_S:
+                if (
+                    self.job_id is not None
+                    or self._is_unwanted.is_set()
+                    or time.monotonic() - began_s > PATIENCE_S
+                ):
                     break
                 self.waits_for = why
                 LOGGER.warning("%s: %s", self.name, why)
@@ -135,7 +156,10 @@ class RayAllocation(HeldAllocation):
                 start_new_session=True,  # signals of the terminal are for the driver to handle
             )
         try:
-            return self._serve(pipe) or f"{self._title} has ended: Ray: {tail(log, 1) or 'the connection was lost'}"
+            return (
+                self._serve(pipe)
+                or f"{self._title} has ended: Ray: {tail(log, 1) or 'the connection was lost'}"
+            )
         finally:
             pipe.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -159,14 +183,18 @@ class RayAllocation(HeldAllocation):
         return f"allocation {self.job_id}" if self.job_id is not None else "the allocation"
 
     def _serve(self, pipe: Connection) -> str | None:
-        """Pass requests on and note what the holder reports, until it ends; return why, where that is known."""
+        """Pass requests on and note what the holder reports, until it ends; return why, where that
+        is known.
+        """
         began_s, running = time.monotonic(), dict[str, Placed]()
         while not self._is_unwanted.is_set():
             with contextlib.suppress(queue.Empty, OSError):
                 while True:
                     placed = self._requests.get_nowait()
                     running[str(placed.step)], placed.task = placed, Future()
-                    pipe.send_bytes(json.dumps({"start": str(placed.step), "nodes": placed.nodes}).encode())
+                    pipe.send_bytes(
+                        json.dumps({"start": str(placed.step), "nodes": placed.nodes}).encode()
+                    )
             if self.job_id is None and time.monotonic() - began_s > CONNECT_S:
                 return f"Ray at {self._order['address']} did not respond within {CONNECT_S:g} s"
             try:

@@ -1,14 +1,16 @@
-"""Holder of one allocation on Ray, `python -P -m frontrunner.evaluators.cluster.ray_holder FD ORDER`: a Ray driver.
+"""Holder of one allocation on Ray, `python -P -m frontrunner.evaluators.cluster.ray_holder FD
+ORDER`: a Ray driver.
 
-It reserves nodes by a placement group, one bundle per node, keeps an agent on each, and starts steps on them. It is a
-process of its own because Ray ends one that loses its cluster. Ray ends what it holds when it ends, and it ends with
-the driver that started it. Messages are JSON, on a pipe; `ORDER` is a `HoldOrder`:
+It reserves nodes by a placement group, one bundle per node, keeps an agent on each, and starts
+steps on them. It is a process of its own because Ray ends one that loses its cluster. Ray ends what
+it holds when it ends, and it ends with the driver that started it. Messages are JSON, on a pipe;
+`ORDER` is a `HoldOrder`:
 
-    in    {"start": step.json, "nodes": n}
-    out   {"job": id}   {"waits": why}   {"nodes": [names]}   {"failed": why}   {"ended": step.json, "lost": why}
+    in    {"start": step.json, "nodes": n} out   {"job": id}   {"waits": why}   {"nodes": [names]}
+    {"failed": why}   {"ended": step.json, "lost": why}
 
-`nodes` names those whose agents are ready, whenever that changes. Agents that Ray loses are replaced, on another node
-if Ray has one.
+`nodes` names those whose agents are ready, whenever that changes. Agents that Ray loses are
+replaced, on another node if Ray has one.
 """
 
 from __future__ import annotations
@@ -33,8 +35,20 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from frontrunner.evaluators.cluster.agent import StepFolder
-from frontrunner.evaluators.cluster.ray_agent import FILES_GROUP, LIFE_GROUP, Change, RayAgent, data_files, own_versions
-from frontrunner.evaluators.cluster.settings import RAY_LOCAL, has_resources, in_words, why_unreachable
+from frontrunner.evaluators.cluster.ray_agent import (
+    FILES_GROUP,
+    LIFE_GROUP,
+    Change,
+    RayAgent,
+    data_files,
+    own_versions,
+)
+from frontrunner.evaluators.cluster.settings import (
+    RAY_LOCAL,
+    has_resources,
+    in_words,
+    why_unreachable,
+)
 from frontrunner.evaluators.probe.files import read_json
 from frontrunner.evaluators.probe.run_folder import MEETING, STEP
 from frontrunner.spaces.document import write_bytes
@@ -48,7 +62,9 @@ RETRY_S = 2.0
 LONGEST_RETRY_S = 30.0
 CLOSE_S = 5.0
 MAX_FAILED_AGENTS = 3
-"""Agents in a row that ended before they were ready, before all nodes ever were: something is wrong with them."""
+"""Agents in a row that ended before they were ready, before all nodes ever were: something is wrong
+with them.
+"""
 CONNECT_ERRORS = (RayError, ConnectionError, RuntimeError, ValueError)
 """What connecting to a cluster raises."""
 _REASON = re.compile(r" because |\w+Error: ")
@@ -59,7 +75,9 @@ CHUNK_BYTES = 2**24
 
 @dataclass(frozen=True, kw_only=True)
 class HoldOrder:
-    """What to hold: `nodes` nodes with `resources` each; `visible` is a folder that they see if they share files."""
+    """What to hold: `nodes` nodes with `resources` each; `visible` is a folder that they see if
+    they share files.
+    """
 
     address: str
     nodes: int
@@ -120,7 +138,13 @@ class Holder:
             cpus = {"num_cpus": max(os.cpu_count() or 1, int(self._order.resources.get("CPU", 0)))}
             local = {"include_dashboard": False, **cpus}
         try:
-            ray.init(address, namespace=str(uuid4()), log_to_driver=False, logging_level=logging.ERROR, **local)
+            ray.init(
+                address,
+                namespace=str(uuid4()),
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **local,
+            )
         except CONNECT_ERRORS as error:
             raise Unfit(brief(error)) from error
         self._report(job=ray.get_runtime_context().get_job_id())
@@ -197,8 +221,12 @@ class Holder:
         resources = dict(self._order.resources)
         cpus, gpus = resources.pop("CPU", 0.0), resources.pop("GPU", 0.0)
         make = ray.remote(concurrency_groups={FILES_GROUP: 1, LIFE_GROUP: 1})(RayAgent)  # type: ignore[call-overload]
-        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=node.index)
-        node.agent = make.options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy=place).remote()
+        place = PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=node.index
+        )
+        node.agent = make.options(
+            num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy=place
+        ).remote()
         node.hello = node.agent.hello.remote(self._order.visible)
 
     def _welcome(self, node: Node) -> None:
@@ -211,21 +239,30 @@ class Holder:
             node.failures += 1
             if node.failures >= MAX_FAILED_AGENTS and not self._has_begun:
                 raise Unfit(f"agents cannot be started on Ray's nodes: {brief(error)}") from error
-            node.again_s = time.monotonic() + min(LONGEST_RETRY_S, RETRY_S * 2 ** (node.failures - 1))
+            node.again_s = time.monotonic() + min(
+                LONGEST_RETRY_S, RETRY_S * 2 ** (node.failures - 1)
+            )
             return
         node.life = node.agent.live.remote()
-        name, others = node_name(found["host"], found["node_id"]), {one.name for one in self._nodes if one is not node}
-        node.name = f"{name}-{found['node_id'][:8]}" if name in others else name  # pods of one machine
+        name, others = (
+            node_name(found["host"], found["node_id"]),
+            {one.name for one in self._nodes if one is not node},
+        )
+        node.name = (
+            f"{name}-{found['node_id'][:8]}" if name in others else name
+        )  # pods of one machine
         node.failures = 0
         ours, theirs = own_versions(), found["versions"]
         for package in ours:
             if theirs.get(package) != ours[package]:
-                both = f"{package} {theirs.get(package, 'is missing')}, and the driver {ours[package]}"
+                both = (
+                    f"{package} {theirs.get(package, 'is missing')}, and the driver {ours[package]}"
+                )
                 raise Unfit(f"node {node.name} has {both}: install the same version")
         if self._order.shares_files and not found["sees_files"]:
             raise Unfit(
-                f"node {node.name} does not see {self._order.visible}: name a shared folder in store.run_folder, or "
-                "set dispatch.shared_files = false"
+                f"node {node.name} does not see {self._order.visible}: name a shared folder in"
+                " store.run_folder, or set dispatch.shared_files = false"
             )
         self._report_nodes()
 
@@ -296,8 +333,13 @@ class Holder:
             node.exchange = None
         if node.exchange is None and (at_last or now - node.exchanged_s >= EXCHANGE_S):
             node.exchanged_s, step.beats = now, step.beats + 1
-            ours = {"cancelled": StepFolder(folder).is_cancelled, "meeting": (folder / MEETING).read_bytes()}
-            node.exchange = node.agent.exchange.remote(str(folder), step.beats, **ours, at_last=at_last)
+            ours = {
+                "cancelled": StepFolder(folder).is_cancelled,
+                "meeting": (folder / MEETING).read_bytes(),
+            }
+            node.exchange = node.agent.exchange.remote(
+                str(folder), step.beats, **ours, at_last=at_last
+            )
             if at_last:
                 apply_changes(folder, ray.get(node.exchange))
                 node.exchange = None
@@ -325,7 +367,9 @@ def is_done(reference: Any) -> bool:
 
 
 def node_name(host: str, node_id: str) -> str:
-    """Return a node's name: its host's, with the beginning of Ray's id where several nodes are on one host."""
+    """Return a node's name: its host's, with the beginning of Ray's id where several nodes are on
+    one host.
+    """
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     hosts = [node["NodeManagerHostname"] for node in nodes if node["Alive"]]
     return host if hosts.count(host) <= 1 else f"{host}-{node_id[:8]}"
@@ -346,7 +390,9 @@ def brief(error: BaseException) -> str:
     """Return what an error of Ray says of its cause, in one line without ids."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+        type(error).__name__
+    ]
     reasons = [number for number, line in enumerate(lines) if _REASON.search(line)]
     told = lines[reasons[-1] : reasons[-1] + 2] if reasons else lines[:1]
     return " ".join(_NODE_ID.sub("", " ".join(told)).split())[:300]

@@ -1,7 +1,9 @@
-"""What a Ray cluster has, `python -P -m frontrunner.evaluators.cluster.ray_view ADDRESS [--only-connect]`, as JSON.
+"""What a Ray cluster has, `python -P -m frontrunner.evaluators.cluster.ray_view ADDRESS
+[--only-connect]`, as JSON.
 
-It is a process of its own because connecting to a cluster that does not respond takes Ray minutes, and may end it. On
-each node it looks for the packages whose versions have to agree, unless it only connects.
+It is a process of its own because connecting to a cluster that does not respond takes Ray minutes,
+and may end it. On each node it looks for the packages whose versions have to agree, unless it only
+connects.
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ SETTLED = {"trained": Ending.DONE, "not-finite": Ending.DONE, "stopped": Ending.
 
 
 class ReplayWatch(StepWatch):
-    """Follows the ranks of one start; they write to the replay's folder, but their logs to the start's."""
+    """Follows the ranks of one start; they write to the replay's folder, but their logs to the
+    start's.
+    """
 
     def __init__(self, order: ProbeOrder, chosen: ReplayPlan, placed: Placed) -> None:
         super().__init__(order, chosen.setup, placed)
@@ -30,11 +32,16 @@ class ReplayWatch(StepWatch):
         self._steps = StepCounter(chosen.folder)
         self._steps.advance()  # over those of earlier starts
 
-    def find_overdue(self, steps_done: int, missing: str = "progress") -> tuple[FailureKind, str] | None:
+    def find_overdue(
+        self, steps_done: int, missing: str = "progress"
+    ) -> tuple[FailureKind, str] | None:
         """Return that the ranks do not go on, or None."""
         if time.monotonic() - self.progressed_s < COLLECTIVE_TIMEOUT_S:
             return None
-        return FailureKind.HUNG, f"no {missing} within {COLLECTIVE_TIMEOUT_S:g} s, after {steps_done} steps"
+        return (
+            FailureKind.HUNG,
+            f"no {missing} within {COLLECTIVE_TIMEOUT_S:g} s, after {steps_done} steps",
+        )
 
 
 class RankStarts(Starts[ReplayWatch]):
@@ -46,12 +53,16 @@ class RankStarts(Starts[ReplayWatch]):
     def __init__(self, chosen: ReplayPlan, source: NodeSource, follower: Follower) -> None:
         self._chosen = chosen
         probe = replace(chosen.setup.probe, deadline_s=LONGEST_RUN_S)
-        setup = replace(chosen.setup, work_folder=chosen.folder, probe=probe, engines=(chosen.recipe.engine,))
+        setup = replace(
+            chosen.setup, work_folder=chosen.folder, probe=probe, engines=(chosen.recipe.engine,)
+        )
         super().__init__(chosen.recipe, setup, source, follower, restarts=chosen.restarts)
 
-    def begin(self, order: ProbeOrder, number: int, allocation: HeldAllocation | None) -> ReplayWatch:
+    def begin(
+        self, order: ProbeOrder, number: int, allocation: HeldAllocation | None
+    ) -> ReplayWatch:
         """Start the ranks on nodes of the allocation."""
-        assert self._dispatcher is not None and allocation is not None  # noqa: S101, PT018 - there is a source
+        assert self._dispatcher is not None and allocation is not None  # noqa: PT018, S101 - there is a source
         chosen, setup = self._chosen, self._setup
         write_json(order.run_folder / "job.json", dict(chosen.job))
         self._follower.note("start", number=number, from_checkpoint=self.reached())
@@ -65,7 +76,9 @@ class RankStarts(Starts[ReplayWatch]):
 
     def ending(self, watch: ReplayWatch) -> Ending:
         """Return the status that the ranks have written, if all of them ended well."""
-        result = (read_json(self._chosen.folder / "result.json") or {}) if watch.have_succeeded else {}
+        result = (
+            (read_json(self._chosen.folder / "result.json") or {}) if watch.have_succeeded else {}
+        )
         return SETTLED.get(str(result.get("status")), Ending.FAILED)
 
     def cause(self, watch: ReplayWatch) -> Cause:

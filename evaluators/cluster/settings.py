@@ -1,4 +1,6 @@
-"""Where probes run and how nodes for them are obtained: the section [dispatch] of a campaign file."""
+"""Where probes run and how nodes for them are obtained: the section [dispatch] of a campaign
+file.
+"""
 
 from __future__ import annotations
 
@@ -23,26 +25,37 @@ from frontrunner.spaces.errors import (
 )
 
 BACKENDS = ("local", "allocation", "parsl", "ray")
-"""This machine alone; the nodes of the driver's own job; nodes requested from a batch system, or from Ray."""
+"""This machine alone; the nodes of the driver's own job; nodes requested from a batch system, or
+from Ray.
+"""
 RAY = "ray"
 RAY_AUTO, RAY_LOCAL = "auto", "local"
-"""Addresses: the Ray cluster that this machine is in (or RAY_ADDRESS); one that is started here for the campaign."""
+"""Addresses: the Ray cluster that this machine is in (or RAY_ADDRESS); one that is started here for
+the campaign.
+"""
 
 LAUNCHERS: dict[str, str] = {
-    # Overlap: the driver may itself run in a step of the job. The agents of a failed step end by themselves.
-    "srun": "srun --nodes {count} --ntasks {count} --ntasks-per-node 1 --nodelist {hosts} "
-    "--overlap --cpu-bind=none --mpi=none --kill-on-bad-exit=1",
+    # Overlap: the driver may itself run in a step of the job. The agents of a failed step end by
+    # themselves.
+    "srun": (
+        "srun --nodes {count} --ntasks {count} --ntasks-per-node 1 --nodelist {hosts} "
+        "--overlap --cpu-bind=none --mpi=none --kill-on-bad-exit=1"
+    ),
     "mpiexec": "mpiexec -n {count} -ppn 1 -hosts {hosts}",  # of MPICH's Hydra and of Cray PALS
     "mpirun": "mpirun -np {count} --map-by ppr:1:node --bind-to none --host {hosts}",  # of Open MPI
     "flux": "flux run -N {count} -n {count} --requires=hosts:{hosts} -o cpu-affinity=off",
     "none": "",  # for one node
 }
-"""How each launcher starts one process per node. None binds it to a part of its node, which all ranks share."""
+"""How each launcher starts one process per node. None binds it to a part of its node, which all
+ranks share.
+"""
 SCHEDULER_LAUNCHERS = {"slurm": "srun", "pbs": "mpiexec", "lsf": "mpirun", "flux": "flux"}
 
 
 class BatchSystem(NamedTuple):
-    """Parsl's provider, what begins a line of options, and Parsl's names for the keys of [dispatch] in a request."""
+    """Parsl's provider, what begins a line of options, and Parsl's names for the keys of [dispatch]
+    in a request.
+    """
 
     provider: str
     option_prefix: str
@@ -63,17 +76,25 @@ SCHEDULERS = {
         | {"select_options": "select_options", "processors_per_node": "cpus_per_node"},
     ),
     "lsf": BatchSystem(
-        "LSFProvider", "#BSUB", {"account": "project", "queue": "queue", "scheduler_options": "scheduler_options"}
+        "LSFProvider",
+        "#BSUB",
+        {"account": "project", "queue": "queue", "scheduler_options": "scheduler_options"},
     ),
 }
 UNSUITED_SCHEDULERS = {
-    "flux": 'Parsl has no MPI executor over Flux: start within a Flux job, with backend = "allocation"',
-    "kubernetes": "Parsl's MPI executor reads its nodes from a batch system, and pods have none; "
-    'dispatch.backend = "ray" uses pods',
+    "flux": (
+        'Parsl has no MPI executor over Flux: start within a Flux job, with backend = "allocation"'
+    ),
+    "kubernetes": (
+        "Parsl's MPI executor reads its nodes from a batch system, and pods have none; "
+        'dispatch.backend = "ray" uses pods'
+    ),
 }
 
 SPARE_WALLTIME_S = 120.0
-"""What an allocation lasts beyond a probe's deadline: starting workers and ranks, and what packing leaves over."""
+"""What an allocation lasts beyond a probe's deadline: starting workers and ranks, and what packing
+leaves over.
+"""
 REACH_S = 5.0
 THIS_MACHINE = "this-machine"
 """Scheduler of an allocation that is this machine alone, without any job."""
@@ -81,16 +102,26 @@ THIS_MACHINE = "this-machine"
 _REQUEST_KEYS = {key for system in SCHEDULERS.values() for key in system.request}
 _QUARANTINE_KEYS = ("quarantine_after", "quarantine_minutes")
 _STEP_KEYS = (
-    "launcher", "launcher_options", "worker_init", "network_interface", "lifeline_s", *_QUARANTINE_KEYS
+    "launcher", "launcher_options", "worker_init", "network_interface", "lifeline_s",
+    *_QUARANTINE_KEYS
 )  # fmt: skip
 HIDDEN_LINES = ("worker_init", "scheduler_options", "launcher_options")
 """Lines of a site, which may hold secrets: a service sends none of them."""
 _RAY_KEYS = ("address", "shared_files", "resources")
 _KEYS_WITH_RAY = (
-    *_RAY_KEYS, *_QUARANTINE_KEYS, "nodes_per_allocation", "allocations", "queue_limit_minutes", "network_interface",
+    *_RAY_KEYS, *_QUARANTINE_KEYS, "nodes_per_allocation", "allocations", "queue_limit_minutes",
+    "network_interface",
     "lifeline_s", "group",
 )  # fmt: skip
-_WORDS = ("account", "queue", "qos", "constraint", "select_options", "driver_address", "network_interface")
+_WORDS = (
+    "account",
+    "queue",
+    "qos",
+    "constraint",
+    "select_options",
+    "driver_address",
+    "network_interface",
+)
 _LEAST = {
     "nodes_per_allocation": 1,
     "allocations": 1,
@@ -100,14 +131,20 @@ _LEAST = {
 }
 _WALLTIME = re.compile(r"(\d{1,3}):([0-5]\d):00")
 """Whole minutes: Slurm and LSF count in them."""
-_RAY_ADDRESS = re.compile(r"(?:ray://)?(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})", re.ASCII)
+_RAY_ADDRESS = re.compile(
+    r"(?:ray://)?(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})", re.ASCII
+)
 _WORD = re.compile(r"[\w@%+=:,./&|*\[\]()-]+", re.ASCII)
-"""Words that reach a submit script or a command line of a batch system: no blank, quote, `;`, `$` or newline."""
+"""Words that reach a submit script or a command line of a batch system: no blank, quote, `;`, `$`
+or newline.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupDispatch:
-    """How nodes of one group are requested: the keys of [dispatch] that differ from those of the others."""
+    """How nodes of one group are requested: the keys of [dispatch] that differ from those of the
+    others.
+    """
 
     account: str | None = None
     queue: str | None = None
@@ -124,24 +161,32 @@ class GroupDispatch:
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchSettings:
-    """Where probes run, and how nodes are requested. Keys that the backend or scheduler does not use are errors.
+    """Where probes run, and how nodes are requested. Keys that the backend or scheduler does not
+    use are errors.
 
     `worker_init` comes from the campaign's own file only.
     """
 
     backend: str | None = None
-    """`local`: this machine. `allocation`: the nodes of the job that the driver runs in (`salloc`, `qsub -I`, a
-    batch script). `parsl`: nodes requested from a batch system. `ray`: nodes of a [Ray cluster](clusters.md#ray). By
-    default `local` for one node, and `allocation` for several where the driver runs in one. Commands of other trainers
-    start once on this machine by default, and start ranks on other nodes themselves."""
+    """`local`: this machine. `allocation`: the nodes of the job that the driver runs in (`salloc`,
+    `qsub -I`, a batch script). `parsl`: nodes requested from a batch system. `ray`: nodes of a [Ray
+    cluster](clusters.md#ray). By default `local` for one node, and `allocation` for several where
+    the driver runs in one. Commands of other trainers start once on this machine by default, and
+    start ranks on other nodes themselves.
+    """
     address: str | None = None
-    """`ray` only: `auto` (the default), the cluster that this machine is in, or that of `RAY_ADDRESS`; `HOST:PORT` of
-    its head, from a machine of the cluster; `ray://HOST:PORT` from elsewhere; `local` starts one on this machine."""
+    """`ray` only: `auto` (the default), the cluster that this machine is in, or that of
+    `RAY_ADDRESS`; `HOST:PORT` of its head, from a machine of the cluster; `ray://HOST:PORT` from
+    elsewhere; `local` starts one on this machine.
+    """
     shared_files: bool | None = None
-    """`ray` only: whether run folders and data are on a file system that all nodes share, as by default. With `false`
-    files travel through Ray's object store."""
+    """`ray` only: whether run folders and data are on a file system that all nodes share, as by
+    default. With `false` files travel through Ray's object store.
+    """
     resources: Mapping[str, float] = field(default_factory=dict)
-    """`ray` only: what each node needs of Ray's other resources, as `{"accelerator_type:H100" = 0.001}`."""
+    """`ray` only: what each node needs of Ray's other resources, as `{"accelerator_type:H100" =
+    0.001}`.
+    """
     scheduler: str | None = None
     """`slurm`, `pbs` or `lsf`, for `parsl`."""
     account: str | None = None
@@ -153,12 +198,17 @@ class DispatchSettings:
     constraint: str | None = None
     """`slurm` only."""
     walltime: str | None = None
-    """`"HH:MM:00"`, for `parsl`: how long an allocation is held; at least `probe.deadline_s` plus two minutes."""
+    """`"HH:MM:00"`, for `parsl`: how long an allocation is held; at least `probe.deadline_s` plus
+    two minutes.
+    """
     nodes_per_allocation: int | None = None
-    """Nodes of an allocation, by default and at least `cluster.nodes`; with more, and `search.parallel_probes` above 1,
-    probes run side by side."""
+    """Nodes of an allocation, by default and at least `cluster.nodes`; with more, and
+    `search.parallel_probes` above 1, probes run side by side.
+    """
     allocations: int | None = None
-    """Allocations at a time, at most (by default 1); one that ends is replaced while probes wait."""
+    """Allocations at a time, at most (by default 1); one that ends is replaced while probes
+    wait.
+    """
     processors_per_node: int | None = None
     """Processors to request per node (`slurm`: `--cpus-per-task`; `pbs`: `ncpus`)."""
     scheduler_options: tuple[str, ...] = ()
@@ -170,8 +220,9 @@ class DispatchSettings:
     driver_address: str | None = None
     """Name or address of the driver's host, as compute nodes reach it."""
     launcher: str | None = None
-    """What starts a process per node: `srun`, `mpiexec` (MPICH's or Cray's), `mpirun` (Open MPI's), `flux`, or
-    `none` for one node; by default the scheduler's."""
+    """What starts a process per node: `srun`, `mpiexec` (MPICH's or Cray's), `mpirun` (Open MPI's),
+    `flux`, or `none` for one node; by default the scheduler's.
+    """
     launcher_options: tuple[str, ...] = ()
     """Arguments for the launcher."""
     worker_init: tuple[str, ...] = ()
@@ -179,26 +230,37 @@ class DispatchSettings:
     network_interface: str | None = None
     """Interface that ranks communicate over, as `hsn0`."""
     lifeline_s: float | None = None
-    """The nodes of a probe end it when the driver has been silent for this long; at least 10, by default 60."""
+    """The nodes of a probe end it when the driver has been silent for this long; at least 10, by
+    default 60.
+    """
     quarantine_after: int | None = None
-    """A node on which this many attempts in a row were lost, hung, crashed or held up, while others did well, is set
-    aside; by default 2, and never with 0."""
+    """A node on which this many attempts in a row were lost, hung, crashed or held up, while others
+    did well, is set aside; by default 2, and never with 0.
+    """
     quarantine_minutes: float | None = None
-    """After this time a node that was set aside is checked, and used again if it is fine; by default 30, and twice as
-    long each further time."""
+    """After this time a node that was set aside is checked, and used again if it is fine; by
+    default 30, and twice as long each further time.
+    """
     group: Mapping[str, GroupDispatch] = field(default_factory=dict)
-    """By the name of a [group](clusters.md#several-node-types): those of `account`, `queue`, `qos`, `constraint`,
-    `walltime`, `nodes_per_allocation`, `allocations`, `processors_per_node`, `select_options`, `network_interface` and
-    `resources` that its nodes need."""
+    """By the name of a [group](clusters.md#several-node-types): those of `account`, `queue`, `qos`,
+    `constraint`, `walltime`, `nodes_per_allocation`, `allocations`, `processors_per_node`,
+    `select_options`, `network_interface` and `resources` that its nodes need.
+    """
 
     def __post_init__(self) -> None:
         for key, known in (("backend", BACKENDS), ("launcher", LAUNCHERS)):
             if getattr(self, key) is not None:
                 require_one_of("dispatch", key, getattr(self, key), known)
-        given = {key: value for key, value in vars(self).items() if value not in (None, (), {}) and key != "backend"}
+        given = {
+            key: value
+            for key, value in vars(self).items()
+            if value not in (None, (), {}) and key != "backend"
+        }
         for key, value in given.items():  # none is ignored
             if (expected := self._why_unused(key)) is not None:
-                raise bad_value(f"dispatch.{key}", list(value) if key == "group" else value, expected)
+                raise bad_value(
+                    f"dispatch.{key}", list(value) if key == "group" else value, expected
+                )
             _check_value(key, value)
         if self.backend == "parsl":
             self._check_request(given)
@@ -211,27 +273,37 @@ class DispatchSettings:
         if key in _RAY_KEYS and self.backend != RAY:
             return 'no such key unless dispatch.backend = "ray"'
         if self.backend not in ("parsl", RAY) and key not in _STEP_KEYS:
-            return 'no such key unless dispatch.backend = "parsl"' + (' or "ray"' if key in _KEYS_WITH_RAY else "")
+            return 'no such key unless dispatch.backend = "parsl"' + (
+                ' or "ray"' if key in _KEYS_WITH_RAY else ""
+            )
         return None
 
     def _check_request(self, given: Mapping[str, Any]) -> None:
         if self.scheduler is None:
             raise bad_value("dispatch.scheduler", None, f"one of {', '.join(SCHEDULERS)}")
         if self.scheduler in UNSUITED_SCHEDULERS:
-            raise InvalidInput(f'dispatch.scheduler = "{self.scheduler}": {UNSUITED_SCHEDULERS[self.scheduler]}')
+            raise InvalidInput(
+                f'dispatch.scheduler = "{self.scheduler}": {UNSUITED_SCHEDULERS[self.scheduler]}'
+            )
         require_one_of("dispatch", "scheduler", self.scheduler, SCHEDULERS)
         if self.walltime_s < 60 and (self.walltime is not None or not self.group):
             expected = '"HH:MM:00", whole minutes: how long to hold nodes'
             raise bad_value("dispatch.walltime", self.walltime, expected)
         _, prefix, known = SCHEDULERS[self.scheduler]
         for key in given.keys() & (_REQUEST_KEYS - known.keys()):
-            raise bad_value(f"dispatch.{key}", given[key], f"a key for {self.scheduler}: {', '.join(known)}")
+            raise bad_value(
+                f"dispatch.{key}", given[key], f"a key for {self.scheduler}: {', '.join(known)}"
+            )
         for line in self.scheduler_options:
             if not line.startswith(f"{prefix} "):
-                raise bad_value("dispatch.scheduler_options", line, f"lines that begin with {prefix}")
+                raise bad_value(
+                    "dispatch.scheduler_options", line, f"lines that begin with {prefix}"
+                )
 
     def of_group(self, name: str) -> DispatchSettings:
-        """Return the settings for the nodes of one group; raise `InvalidInput` where they lack what it needs."""
+        """Return the settings for the nodes of one group; raise `InvalidInput` where they lack what
+        it needs.
+        """
         own = self.group.get(name, GroupDispatch())
         stated = {key: value for key, value in vars(own).items() if value is not None}
         with naming(f"dispatch.group.{name}"):
@@ -256,10 +328,18 @@ class DispatchSettings:
 
 def _check_value(key: str, value: Any) -> None:
     if key in _WORDS and not _WORD.fullmatch(value):
-        raise bad_value(f"dispatch.{key}", value, "one word, without blanks, quotes or signs of a shell")
+        raise bad_value(
+            f"dispatch.{key}", value, "one word, without blanks, quotes or signs of a shell"
+        )
     if isinstance(value, tuple) and not all(line.strip() and line.isprintable() for line in value):
-        raise bad_value(f"dispatch.{key}", value, "a list of lines of printable text, none of them empty")
-    if key == "address" and value not in (RAY_AUTO, RAY_LOCAL) and not _RAY_ADDRESS.fullmatch(value):
+        raise bad_value(
+            f"dispatch.{key}", value, "a list of lines of printable text, none of them empty"
+        )
+    if (
+        key == "address"
+        and value not in (RAY_AUTO, RAY_LOCAL)
+        and not _RAY_ADDRESS.fullmatch(value)
+    ):
         raise bad_value("dispatch.address", value, "auto, local, HOST:PORT or ray://HOST:PORT")
     if key == "resources":
         for name, amount in value.items():
@@ -272,7 +352,8 @@ def _check_value(key: str, value: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSource:
-    """How nodes are obtained: up to `allocations` at a time, of `nodes` each, or as the job `held` by the driver.
+    """How nodes are obtained: up to `allocations` at a time, of `nodes` each, or as the job `held`
+    by the driver.
 
     `node_resources` is what Ray reserves on each node.
     Nodes by the names in `excluded` are not wanted, which only Slurm can be told.
@@ -300,15 +381,20 @@ def node_source(
             "cluster.nodes",
             cluster.nodes,
             "1: probes run on the machine that the driver is on",
-            hint='dispatch.backend = "parsl" requests nodes from a batch system, "ray" from a Ray cluster; within a '
-            "job of several (salloc, qsub -I) they are found; to try the search here, with simulated outcomes: "
-            "frontrunner launch FILE --set evaluator=simulated",
+            hint=(
+                'dispatch.backend = "parsl" requests nodes from a batch system, "ray" from a Ray'
+                " cluster; within a job of several (salloc, qsub -I) they are found; to try the"
+                " search here, with simulated outcomes: frontrunner launch FILE --set"
+                " evaluator=simulated"
+            ),
         )
     backend = backend or ("allocation" if cluster.nodes > 1 else "local")
     if backend == "local":
         if cluster.nodes > 1:
             raise bad_value(
-                "dispatch.backend", "local", f"allocation, parsl or ray for cluster.nodes = {cluster.nodes}"
+                "dispatch.backend",
+                "local",
+                f"allocation, parsl or ray for cluster.nodes = {cluster.nodes}",
             )
         return None
     if backend == RAY:
@@ -334,14 +420,24 @@ def _of_ray(settings: DispatchSettings, cluster: Cluster) -> NodeSource:
         raise bad_value("dispatch.backend", RAY, "local: Ray is not installed", hint=install)
     nodes, allocations = settings.nodes_per_allocation or cluster.nodes, settings.allocations or 1
     if settings.address == RAY_LOCAL:
-        stated = "cluster.nodes" if settings.nodes_per_allocation is None else "dispatch.nodes_per_allocation"
+        stated = (
+            "cluster.nodes"
+            if settings.nodes_per_allocation is None
+            else "dispatch.nodes_per_allocation"
+        )
         for key, value in ((stated, nodes), ("dispatch.allocations", allocations)):
             if value > 1:
-                raise bad_value(key, value, '1 with dispatch.address = "local", a Ray cluster of this machine alone')
+                raise bad_value(
+                    key,
+                    value,
+                    '1 with dispatch.address = "local", a Ray cluster of this machine alone',
+                )
     kind = "CPU" if cluster.backend == "cpu" else "GPU"
     if kind in settings.resources:
         raise bad_value(
-            f"dispatch.resources.{kind}", settings.resources[kind], "no entry: cluster.devices_per_node is it"
+            f"dispatch.resources.{kind}",
+            settings.resources[kind],
+            "no entry: cluster.devices_per_node is it",
         )
     return NodeSource(
         scheduler=RAY,
@@ -364,12 +460,18 @@ def in_words(resources: Mapping[str, float]) -> str:
 
 
 def why_unreachable(address: str) -> str | None:
-    """Return why nothing responds at a Ray address; None if something does, or the address names no host."""
-    found = _RAY_ADDRESS.fullmatch(os.environ.get("RAY_ADDRESS", "") if address == RAY_AUTO else address)
+    """Return why nothing responds at a Ray address; None if something does, or the address names no
+    host.
+    """
+    found = _RAY_ADDRESS.fullmatch(
+        os.environ.get("RAY_ADDRESS", "") if address == RAY_AUTO else address
+    )
     if found is None:
         return None
     try:
-        socket.create_connection((found["host"].strip("[]"), int(found["port"])), timeout=REACH_S).close()
+        socket.create_connection(
+            (found["host"].strip("[]"), int(found["port"])), timeout=REACH_S
+        ).close()
     except (OSError, OverflowError) as error:
         return f"nothing responds there: {error}"
     return None
@@ -383,13 +485,17 @@ def _held(settings: DispatchSettings, cluster: Cluster, held: Allocation | None)
             'dispatch.backend = "allocation": this process is in no job whose nodes are known',
             hint="start it within salloc, qsub -I or a batch script",
         )
-    held = held or Allocation(scheduler=THIS_MACHINE, job_id=str(os.getpid()), nodes=(socket.gethostname(),))
+    held = held or Allocation(
+        scheduler=THIS_MACHINE, job_id=str(os.getpid()), nodes=(socket.gethostname(),)
+    )
     if len(held.nodes) < cluster.nodes:
         expected = f"at most the {len(held.nodes)} of {held.scheduler} job {held.job_id}"
         raise bad_value("cluster.nodes", cluster.nodes, expected)
     launcher = settings.launcher or SCHEDULER_LAUNCHERS.get(held.scheduler, "none")
     if launcher == "none" and cluster.nodes > 1:
-        raise bad_value("dispatch.launcher", launcher, "a launcher for several nodes, as srun or mpiexec")
+        raise bad_value(
+            "dispatch.launcher", launcher, "a launcher for several nodes, as srun or mpiexec"
+        )
     return NodeSource(
         scheduler=held.scheduler,
         nodes=len(held.nodes),

@@ -1,7 +1,8 @@
-"""Starts of a replay: its processes are started, stopped before their nodes are taken away, and started again.
+"""Starts of a replay: its processes are started, stopped before their nodes are taken away, and
+started again.
 
-Each start has a folder of its own, `starts/N`. What the training writes (checkpoints, metrics) is elsewhere, on a file
-system that all nodes and the driver share.
+Each start has a folder of its own, `starts/N`. What the training writes (checkpoints, metrics) is
+elsewhere, on a file system that all nodes and the driver share.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Cause(NamedTuple):
 
 
 class Starts(ABC, Generic[AnyWatch]):
-    """One driver's starts of a replay, on the nodes of a source, or on this machine where there is none.
+    """One driver's starts of a replay, on the nodes of a source, or on this machine where there is
+    none.
 
     They count as long steps: processes that outlive a driver are waited for.
     """
@@ -104,8 +106,8 @@ class Starts(ABC, Generic[AnyWatch]):
     def run(self) -> bool:
         """Start until the training is done, and return True.
 
-        Return False where it was stopped for good: on a signal, or before the end of the driver's own job. Raise
-        `FrontrunnerError` with why it was given up.
+        Return False where it was stopped for good: on a signal, or before the end of the driver's
+        own job. Raise `FrontrunnerError` with why it was given up.
         """
         failures = 0
         try:
@@ -156,9 +158,13 @@ class Starts(ABC, Generic[AnyWatch]):
         return placed[order.token]
 
     def _wait_for_earlier(self) -> int:
-        """Wait until the processes of the newest start have ended, be it another driver's; return its number."""
+        """Wait until the processes of the newest start have ended, be it another driver's; return
+        its number.
+        """
         newest = max((int(path.name) for path in self._folder.iterdir()), default=0)
-        left: OrphanedSteps | Orphans = OrphanedSteps([self._folder / f"{newest:04d}"] if newest else [])
+        left: OrphanedSteps | Orphans = OrphanedSteps(
+            [self._folder / f"{newest:04d}"] if newest else []
+        )
         if self._dispatcher is None:
             left = Orphans()
         while not left.have_ended():
@@ -176,16 +182,23 @@ class Starts(ABC, Generic[AnyWatch]):
         while not watch.look():
             time.sleep(POLL_S)
             self._follower.read()
-            end_s = watch.nodes.placed.allocation.end_s if isinstance(watch, OnNodes) else self._job_end_s
+            end_s = (
+                watch.nodes.placed.allocation.end_s
+                if isinstance(watch, OnNodes)
+                else self._job_end_s
+            )
             self._follower.stop_before(end_s)
         self._is_running = False
         self._follower.read()
 
     def _refuse_to_stand_still(self, failures: int) -> None:
         """Raise `FrontrunnerError` where stopping in time has stored nothing, so often in a row."""
-        if failures > self._restarts + 1:  # what the first start has stored may show in the second alone
+        if (
+            failures > self._restarts + 1
+        ):  # what the first start has stored may show in the second alone
             raise FrontrunnerError(
-                f"stopped {failures} times in a row before its nodes were taken away, {self.no_progress}",
+                f"stopped {failures} times in a row before its nodes were taken away,"
+                f" {self.no_progress}",
                 hint="a longer --walltime or --stop-margin gives it time to store a checkpoint",
             )
 
@@ -197,8 +210,13 @@ class Starts(ABC, Generic[AnyWatch]):
             return
         why = f"the replay failed, {kind}: {message}"
         if may_help:
-            why += f"; {counted(failures, 'start')} in a row {self.no_progress}, and --restarts is {self._restarts}"
-        raise FrontrunnerError(f"{why}\n{tail(log)}".rstrip(), hint=f"the whole log: {log}; {self.goes_on}")
+            why += (
+                f"; {counted(failures, 'start')} in a row {self.no_progress}, and --restarts is"
+                f" {self._restarts}"
+            )
+        raise FrontrunnerError(
+            f"{why}\n{tail(log)}".rstrip(), hint=f"the whole log: {log}; {self.goes_on}"
+        )
 
     def _close(self) -> None:
         if self._watch is not None and self._is_running:

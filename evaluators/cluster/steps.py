@@ -1,4 +1,6 @@
-"""Steps on the nodes of a source: when they start, what their nodes report of them, and evaluators by such steps."""
+"""Steps on the nodes of a source: when they start, what their nodes report of them, and evaluators
+by such steps.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,21 @@ from frontrunner.spaces.errors import bad_value
 
 POLL_S = 0.25
 CLOSE_S = 10.0
-"""How long steps that are cancelled at the end have to leave their nodes before these are given back."""
+"""How long steps that are cancelled at the end have to leave their nodes before these are given
+back.
+"""
 START_TIMEOUT_S = 300.0
-"""Until every node has started its part: a launcher and an import of torch from a busy file system take a minute."""
+"""Until every node has started its part: a launcher and an import of torch from a busy file system
+take a minute.
+"""
 LAST_FILES_S = 6.0
 """How long a network file system may take to show what a node wrote last."""
 VERDICT_S = 12.0
 """How long the batch system may take to report why it has ended a step."""
 CHECK_S = 240.0
-"""How long the check of a node may take: it imports torch from a busy file system, and its ranks do so again."""
+"""How long the check of a node may take: it imports torch from a busy file system, and its ranks do
+so again.
+"""
 DOCTOR_AGENT = "frontrunner.evaluators.diagnostics.doctor.node"
 SILENCE_S = 60.0
 """By default: how long a probe's nodes go on without a heartbeat of the driver."""
@@ -41,7 +49,9 @@ _PLAIN_PATH = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 
 
 def expected_s(deadline_s: float, longest_s: float | None) -> float:
-    """Return how long the next probe is expected to take, where the longest one took `longest_s`, or none has run."""
+    """Return how long the next probe is expected to take, where the longest one took `longest_s`,
+    or none has run.
+    """
     return deadline_s if longest_s is None else min(deadline_s, LONGER_SHARE * longest_s)
 
 
@@ -51,10 +61,16 @@ class Dispatcher:
     def __init__(self, setup: ProbeSetup, source: NodeSource) -> None:
         self._setup = setup
         self._is_ray = source.scheduler == RAY
-        folder = setup.work_folder.resolve() / "dispatch" / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+        folder = (
+            setup.work_folder.resolve()
+            / "dispatch"
+            / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+        )
         # Parsl submits scripts through a shell, by unquoted paths.
         if not self._is_ray and not _PLAIN_PATH.fullmatch(str(folder)):
-            expected = "a path of letters, digits and _@%+=:,./-, which Parsl hands to a shell as it is"
+            expected = (
+                "a path of letters, digits and _@%+=:,./-, which Parsl hands to a shell as it is"
+            )
             raise bad_value("store.run_folder", str(folder), expected)
         self._lifeline = folder / "lifeline"
         self._heartbeat = Heartbeat(self._lifeline)
@@ -65,9 +81,13 @@ class Dispatcher:
         self._count = 0
 
     def place(self, orders: Iterable[ProbeOrder]) -> dict[str, HeldAllocation]:
-        """Return the allocation for each order, by token, that can start now; raise `NodesUnavailable`."""
+        """Return the allocation for each order, by token, that can start now; raise
+        `NodesUnavailable`.
+        """
         problem, expected_s = self._setup.problem, self._expected_s
-        waiting = [Waiting(order.token, nodes_used(order.recipe, problem), expected_s) for order in orders]
+        waiting = [
+            Waiting(order.token, nodes_used(order.recipe, problem), expected_s) for order in orders
+        ]
         return self._pool.place(waiting, time.monotonic())
 
     @property
@@ -104,7 +124,9 @@ class Dispatcher:
         return self._pool.start(step, allocation, hosts=hosts, expected_end_s=expected_end_s)
 
     def _step(self, folder: Path, hosts: tuple[str, ...], **fields: Any) -> Path:
-        """Write a step for these nodes to its run folder, with the files that are waited for; return its path."""
+        """Write a step for these nodes to its run folder, with the files that are waited for;
+        return its path.
+        """
         StepFolder(folder).prepare(len(hosts))
         return Step(
             run_folder=str(folder.resolve()),
@@ -153,7 +175,9 @@ class Dispatcher:
             agent=DOCTOR_AGENT,
         )
         end_s = time.monotonic() + CHECK_S
-        return CheckRun(folder, self._pool.start(step, allocation, hosts=(node,), expected_end_s=end_s))
+        return CheckRun(
+            folder, self._pool.start(step, allocation, hosts=(node,), expected_end_s=end_s)
+        )
 
     def note(self, seconds: float) -> None:
         """Note how long a step has taken."""
@@ -244,7 +268,11 @@ class StepNodes:
     def were_taken_away(self) -> bool:
         """Return whether the machine was, from a step that was lost."""
         placed = self.placed
-        return self.interrupted is not None or placed.allocation.ended_s is not None or placed.node_lost is not None
+        return (
+            self.interrupted is not None
+            or placed.allocation.ended_s is not None
+            or placed.node_lost is not None
+        )
 
     def read(self) -> None:
         """Read what the nodes report."""
@@ -262,7 +290,9 @@ class StepNodes:
         self._files.cancel()
 
     def why_lost(self, *, have_begun: bool, have_ended: bool) -> str | None:
-        """Return why the step was lost, once that is known, or None; cancel one that some nodes did not begin."""
+        """Return why the step was lost, once that is known, or None; cancel one that some nodes did
+        not begin.
+        """
         placed, now = self.placed, time.monotonic()
         if self.interrupted is None and (have_ended or not placed.is_over):
             if have_begun or now - self._placed_s <= START_TIMEOUT_S:
@@ -292,7 +322,9 @@ class StepNodes:
 
 
 class OnNodes(Watch):
-    """A watch whose processes are on the `nodes` of a step: it reads their reports, and a file ends them."""
+    """A watch whose processes are on the `nodes` of a step: it reads their reports, and a file ends
+    them.
+    """
 
     nodes: StepNodes
 
@@ -322,7 +354,9 @@ class Dispatched(QueuedProbes[AnyStep]):
 
     def __init__(self, setup: ProbeSetup, source: NodeSource, **more: Any) -> None:
         super().__init__(setup, **more)
-        self.measures_here = source.held is not None  # the driver may be on one of its own job's nodes
+        self.measures_here = (
+            source.held is not None
+        )  # the driver may be on one of its own job's nodes
         self._dispatcher = Dispatcher(setup, source)
         self._checked: list[NodeCheck] = []
 
@@ -358,7 +392,9 @@ class Dispatched(QueuedProbes[AnyStep]):
         return replace(super()._conclude(watch), blames_nodes=not has_ended)
 
     def withdraw(self, token: str) -> bool:
-        """Take back an order that waits for nodes; with the last of them withdraw the requests for more nodes."""
+        """Take back an order that waits for nodes; with the last of them withdraw the requests for
+        more nodes.
+        """
         was_waiting = super().withdraw(token)
         if was_waiting and not self._waiting:
             self._dispatcher.withdraw_requests()

@@ -1,6 +1,8 @@
-"""Calibration: measuring a machine by real ranks, and the cluster file with what that, or a fit to steps, found.
+"""Calibration: measuring a machine by real ranks, and the cluster file with what that, or a fit to
+steps, found.
 
-Ranks time products, memory, collectives and transfers; what formulas are fitted to these timings is a cluster's.
+Ranks time products, memory, collectives and transfers; what formulas are fitted to these timings is
+a cluster's.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ LONGEST = 3.0
 """Times the budget after which ranks are given up: each section may overrun by its last cell."""
 
 PASSES = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1, "all-to-all": 1, "scatter": 1}
-"""Times that (g - 1) / g of the message goes over each link of a ring of g ranks (NCCL's "bus bandwidth")."""
+"""Times that (g - 1) / g of the message goes over each link of a ring of g ranks (NCCL's "bus
+bandwidth").
+"""
 RINGS = ("all-reduce", "reduce-scatter", "all-gather")
 FEWEST_POINTS = 2
 LARGE_BYTES = 2**19
@@ -54,9 +58,13 @@ GIGA = 1e9
 BUSY_SHARE = 0.1
 DIGITS = 4
 FAR_OFF = 0.5
-"""From this relative error of a fit on, its results are not written: the timings follow no such line."""
+"""From this relative error of a fit on, its results are not written: the timings follow no such
+line.
+"""
 LARGE_SHARE = 1 / 16
-"""A precision whose largest timed product has less than this share of the largest work timed shows no rate."""
+"""A precision whose largest timed product has less than this share of the largest work timed shows
+no rate.
+"""
 WRITTEN_DIGITS = 6
 CORRELATION_DIGITS = 3
 Seen = dict[str, Any]
@@ -64,19 +72,31 @@ Row = Mapping[str, Any]
 
 
 def measure(where: Place, *, device: str, seconds: float) -> Seen | None:
-    """Run the measuring ranks that this process starts; return what they measured, or None where another has it."""
+    """Run the measuring ranks that this process starts; return what they measured, or None where
+    another has it.
+    """
     with tempfile.TemporaryDirectory(prefix="frontrunner-") as name, ExitStack() as stack:
         folder = Path(name)
         out = folder / "measured.json"
         ranks: list[Rank] = []
         for number, _ in where.own:
-            places = {"RANK": number, "WORLD_SIZE": where.ranks, "LOCAL_RANK": number, "LOCAL_WORLD_SIZE": where.ranks}
+            places = {
+                "RANK": number,
+                "WORLD_SIZE": where.ranks,
+                "LOCAL_RANK": number,
+                "LOCAL_WORLD_SIZE": where.ranks,
+            }
             meeting = {"FRONTRUNNER_RENDEZVOUS": f"file://{folder / 'rendezvous'}"}
             alone = OWN | meeting | {key: str(place) for key, place in places.items()}
             order = {"device": device, "seconds": seconds, "out": str(out)}
             ranks.append(Rank(number, [CHILD], order, where.environment or alone, folder))
             stack.callback(ranks[-1].end)
-        await_ranks(ranks, what="measuring rank", limit_s=START_S + LONGEST * seconds, hint="give more --seconds")
+        await_ranks(
+            ranks,
+            what="measuring rank",
+            limit_s=START_S + LONGEST * seconds,
+            hint="give more --seconds",
+        )
         if not where.writes:
             return None
         seen = read_json(out)
@@ -90,7 +110,9 @@ def measure(where: Place, *, device: str, seconds: float) -> Seen | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """time = latency_s + bytes over a link / bytes_per_s, with the RMS of relative errors; for all `RINGS` by hop."""
+    """time = latency_s + bytes over a link / bytes_per_s, with the RMS of relative errors; for all
+    `RINGS` by hop.
+    """
 
     collective: str
     level: str
@@ -102,7 +124,9 @@ class Line:
 
 
 def link_bytes(collective: str, ranks: int, message_bytes: float) -> float:
-    """Return the bytes of a message that go over one rank's link: all of them, once, of what is no ring."""
+    """Return the bytes of a message that go over one rank's link: all of them, once, of what is no
+    ring.
+    """
     if collective not in PASSES:
         return message_bytes
     return PASSES[collective] * message_bytes * (ranks - 1) / ranks
@@ -118,9 +142,15 @@ def lines(seen: Seen) -> tuple[Line, ...]:
 
 
 def ring(seen: Seen, level: str) -> Line | None:
-    """Return the level's line of all rings, with steps as `ring_s` counts; None where too little of it was measured."""
-    rows = [row for row in seen["collectives"] if row["level"] == level and row["collective"] in RINGS]
-    steps = [PASSES[row["collective"]] * min(row["ranks"] - 1, 2 * np.log2(row["ranks"])) for row in rows]
+    """Return the level's line of all rings, with steps as `ring_s` counts; None where too little of
+    it was measured.
+    """
+    rows = [
+        row for row in seen["collectives"] if row["level"] == level and row["collective"] in RINGS
+    ]
+    steps = [
+        PASSES[row["collective"]] * min(row["ranks"] - 1, 2 * np.log2(row["ranks"])) for row in rows
+    ]
     return _line("ring", rows, steps)
 
 
@@ -150,19 +180,24 @@ def _line(collective: str, rows: Sequence[Row], steps: Sequence[float]) -> Line 
 
 
 def fit_products(cluster: Cluster, rows: Sequence[Row]) -> tuple[Mapping[str, float], float] | None:
-    """Return the efficiencies of `matmul_s` that predict the measured products best, and the RMS of relative errors."""
+    """Return the efficiencies of `matmul_s` that predict the measured products best, and the RMS of
+    relative errors.
+    """
     from scipy.optimize import least_squares
 
     if len(rows) < FEWEST_PRODUCTS:
         return None
     names = [name for name in PRODUCT_BOUNDS if name != "kernel_s" or cluster.backend == "cpu"]
-    # An accelerator's small products, one after another, show how fast the host issues them, not the device's start.
+    # An accelerator's small products, one after another, show how fast the host issues them, not
+    # the device's start.
     low, high = (np.array([PRODUCT_BOUNDS[name][side] for name in names]) for side in (0, 1))
     measured = np.array([row["time_s"] for row in rows])
 
     def errors(place: Rows) -> Rows:
         values = (low + place * (high - low)).tolist()
-        ratios: Rows = np.log(_times(cluster, rows, dict(zip(names, values, strict=True))) / measured)
+        ratios: Rows = np.log(
+            _times(cluster, rows, dict(zip(names, values, strict=True))) / measured
+        )
         return ratios
 
     start = np.clip(([getattr(FITTED, name) for name in names] - low) / (high - low), 0.01, 0.99)
@@ -186,7 +221,9 @@ def _times(cluster: Cluster, rows: Sequence[Row], efficiencies: Mapping[str, flo
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """A measured cluster: `notes` by dotted key, and in `untold` what was measured too badly to be written."""
+    """A measured cluster: `notes` by dotted key, and in `untold` what was measured too badly to be
+    written.
+    """
 
     cluster: Cluster
     notes: Mapping[str, str]
@@ -207,24 +244,39 @@ class Calibration:
         processors, load = os.cpu_count() or 1, self.load_before
         if load is None or load < BUSY_SHARE * processors:
             return None
-        return f"other work ran on this machine: load average {load:.1f} before, on {processors} processors"
+        return (
+            f"other work ran on this machine: load average {load:.1f} before, on {processors}"
+            " processors"
+        )
 
 
 Figure = tuple[str, float, str]
 """A measured field of a cluster: its dotted key, its value, and what it rests on."""
 
 
-def calibration(base: Cluster, seen: Seen, taken_at: datetime, load_before: float | None = None) -> Calibration:
-    """Return the base cluster with what was measured on it; other figures stay as the base has them."""
+def calibration(
+    base: Cluster, seen: Seen, taken_at: datetime, load_before: float | None = None
+) -> Calibration:
+    """Return the base cluster with what was measured on it; other figures stay as the base has
+    them.
+    """
     per_node, untold, rows = seen["ranks_per_node"], list[str](), seen["matmul"]
     day, torch = taken_at.strftime("%Y-%m-%d %H:%M UTC"), seen["versions"]["torch"]
     sized = replace(
         base,
         nodes=seen["ranks"] // per_node,
         devices_per_node=per_node,
-        source=f"frontrunner calibrate, {day}: {seen['ranks']} ranks, {seen['device_name']}, torch {torch}",
+        source=(
+            f"frontrunner calibrate, {day}: {seen['ranks']} ranks, {seen['device_name']}, torch"
+            f" {torch}"
+        ),
     )
-    figures = [*_rates(rows, untold), *_memory(seen["memory"]), *_links(base, seen, untold), *_host(seen)]
+    figures = [
+        *_rates(rows, untold),
+        *_memory(seen["memory"]),
+        *_links(base, seen, untold),
+        *_host(seen),
+    ]
     products = fit_products(_with_figures(sized, figures), rows)
     if products and _is_usable("efficiencies of matrix products", products[1], untold):
         note = f"fitted to {len(rows)} matrix products, {100 * products[1]:.0f} % off"
@@ -241,13 +293,22 @@ def calibration(base: Cluster, seen: Seen, taken_at: datetime, load_before: floa
 
 
 def _with_figures(base: Cluster, figures: Iterable[Figure]) -> Cluster:
-    tables: dict[str, dict[str, Any]] = {"": {}, "matmul_tflops": {}, "links": {}, "efficiencies": {}}
+    tables: dict[str, dict[str, Any]] = {
+        "": {},
+        "matmul_tflops": {},
+        "links": {},
+        "efficiencies": {},
+    }
     for key, value, _ in figures:
         table, _, name = key.rpartition(".")
         tables[table][name] = value if isinstance(value, int) else float(f"{value:.{DIGITS}g}")
     rates = tables["matmul_tflops"]
     # A stated peak below what was measured is wrong.
-    peaks = {name: p for name, p in asdict(base.peak_tflops).items() if p is None or p >= rates.get(name, 0.0)}
+    peaks = {
+        name: p
+        for name, p in asdict(base.peak_tflops).items()
+        if p is None or p >= rates.get(name, 0.0)
+    }
     return replace(
         base,
         **tables[""],
@@ -269,7 +330,10 @@ def _rates(rows: Sequence[Row], untold: list[str]) -> Iterator[Figure]:
     for row in rows:
         work[row["precision"]] = max(work[row["precision"]], row["m"] * row["n"] * row["k"])
     for precision, largest in work.items():
-        key, own = f"matmul_tflops.{precision}", [row for row in rows if row["precision"] == precision]
+        key, own = (
+            f"matmul_tflops.{precision}",
+            [row for row in rows if row["precision"] == precision],
+        )
         if largest < LARGE_SHARE * max(work.values()):
             untold.append(f"{key}: only small products were timed")
         else:
@@ -291,9 +355,16 @@ def _links(base: Cluster, seen: Seen, untold: list[str]) -> Iterator[Figure]:
     ports, node_rate = base.links.nics_per_node or 1, 0.0
     for level, key in {"node": "node", "network": "nic", "pair": "pair"}.items():
         line = ring(seen, level)
-        if not line or not _is_usable(f"links of a {level}", line.residual, untold) or not line.bytes_per_s:
+        if (
+            not line
+            or not _is_usable(f"links of a {level}", line.residual, untold)
+            or not line.bytes_per_s
+        ):
             continue
-        rate, note = line.bytes_per_s, f"rings of {line.ranks}, {line.points} timings, {100 * line.residual:.0f} % off"
+        rate, note = (
+            line.bytes_per_s,
+            f"rings of {line.ranks}, {line.points} timings, {100 * line.residual:.0f} % off",
+        )
         if level == "pair":
             if 0 < node_rate < rate:
                 yield "links.pair_gb_per_s", rate / GIGA, note
@@ -337,10 +408,16 @@ def write_measured(out: Path, found: Calibration) -> None:
     write_text(out, cluster_toml(found.cluster, found.notes, heading))
 
 
-def write_fits(out: Path, base: Cluster, found: StepFits, *, origin: str, taken_at: datetime) -> None:
-    """Write the base cluster as it is, with a fit of each training code in place of an earlier one."""
+def write_fits(
+    out: Path, base: Cluster, found: StepFits, *, origin: str, taken_at: datetime
+) -> None:
+    """Write the base cluster as it is, with a fit of each training code in place of an earlier
+    one.
+    """
     source = f"{origin}, {taken_at.strftime('%Y-%m-%d %H:%M UTC')}"
-    fits = {one.code: one for one in base.fitted} | {fit.code: fit.for_cluster_file(source) for fit in found.fits}
+    fits = {one.code: one for one in base.fitted} | {
+        fit.code: fit.for_cluster_file(source) for fit in found.fits
+    }
     heading = ["Constants fitted by frontrunner calibrate.", _usage(out)]
     write_text(out, cluster_toml(replace(base, fitted=tuple(fits.values())), {}, heading))
 
@@ -350,38 +427,54 @@ def _usage(out: Path) -> str:
 
 
 def cluster_toml(cluster: Cluster, notes: Mapping[str, str], heading: Sequence[str]) -> str:
-    """Return the file's text. `notes` follow their keys, dotted where they are in a table; None and () are left out."""
+    """Return the file's text. `notes` follow their keys, dotted where they are in a table; None and
+    () are left out.
+    """
     plain, tables = [], []
-    for name, value in ((f.name, getattr(cluster, f.name)) for f in fields(cluster) if f.name != "fitted"):
+    for name, value in (
+        (f.name, getattr(cluster, f.name)) for f in fields(cluster) if f.name != "fitted"
+    ):
         table = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         if not isinstance(table, Mapping):
             plain += [] if value is None or value == () else [_entry(name, value, notes.get(name))]
         elif entries := {key: entry for key, entry in table.items() if entry is not None}:
             tables += ["", f"[cluster.{name}]"]
-            tables += [_entry(key, entry, notes.get(f"{name}.{key}")) for key, entry in entries.items()]
+            tables += [
+                _entry(key, entry, notes.get(f"{name}.{key}")) for key, entry in entries.items()
+            ]
     tables += [line for fit in cluster.fitted for line in _of_fit(fit)]
     return "\n".join([*(f"# {line}" for line in heading), "", "[cluster]", *plain, *tables]) + "\n"
 
 
 def _of_fit(fit: FittedCode) -> Iterator[str]:
-    """Yield the lines of a fit, one for each constant, with its correlations with those of the lines before."""
+    """Yield the lines of a fit, one for each constant, with its correlations with those of the
+    lines before.
+    """
     yield from ("", "[[cluster.fitted]]")
-    yield from (_entry(key, getattr(fit, key), None) for key in ("code", "rows", "problems", "nodes"))
+    yield from (
+        _entry(key, getattr(fit, key), None) for key in ("code", "rows", "problems", "nodes")
+    )
     errors = {key: value for key, value in vars(fit.error).items() if value is not None}
     yield f"error = {{ {', '.join(_entry(key, value, None) for key, value in errors.items())} }}"
     yield _entry("source", fit.source, None)
     yield "constants = ["
     for one in fit.constants:
         shown = ", ".join(f"{value:.{CORRELATION_DIGITS}f}" for value in one.correlations)
-        known = ", ".join(_entry(key, getattr(one, key), None) for key in ("name", "value", "deviation"))
+        known = ", ".join(
+            _entry(key, getattr(one, key), None) for key in ("name", "value", "deviation")
+        )
         yield f"  {{ {known}, correlations = [{shown}] }},"
     yield "]"
 
 
 def _entry(key: str, value: Any, note: str | None) -> str:
-    """Return one entry; TOML's basic strings escape as JSON's do, and `repr` writes floats as TOML reads them."""
+    """Return one entry; TOML's basic strings escape as JSON's do, and `repr` writes floats as TOML
+    reads them.
+    """
     if isinstance(value, float):
         value = float(f"{value:.{WRITTEN_DIGITS}g}")
     is_json = isinstance(value, str | bool)
-    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if is_json else repr(value)
+    text = (
+        json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if is_json else repr(value)
+    )
     return f"{key} = {text}" + (f"  # {note}" if note else "")

@@ -1,4 +1,6 @@
-"""Dry runs: memory and FLOPs of a recipe's real training step, traced over fake tensors without a device."""
+"""Dry runs: memory and FLOPs of a recipe's real training step, traced over fake tensors without a
+device.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from frontrunner.spaces.stages import layers_of_ranks, rank_of_stage
 CHILD = "frontrunner.evaluators.trainer.dry_run"
 DEADLINE_S = 600.0
 ENOUGH_WITHOUT_PIPELINE = 2
-"""Micro-batches: one that makes the gradients, and the last, which adds to them and reduces them."""
+"""Micro-batches: one that makes the gradients, and the last, which adds to them and reduces
+them.
+"""
 MOST_LAYER_PASSES = 256
 """Layers x micro-batches of one trace; each takes about 0.1 s."""
 ALL_IN_FLIGHT = ("gpipe", "looped-bfs")
@@ -35,7 +39,9 @@ ALL_IN_FLIGHT = ("gpipe", "looped-bfs")
 
 @dataclass(frozen=True, kw_only=True)
 class DryRunPlan:
-    """Dry run that is ready to run: `ranks` over `micro_batches`, where `extrapolated` over twice as many too."""
+    """Dry run that is ready to run: `ranks` over `micro_batches`, where `extrapolated` over twice
+    as many too.
+    """
 
     recipe_id: str
     recipe: Recipe
@@ -47,9 +53,16 @@ class DryRunPlan:
 
 
 def plan(
-    *, recipe_id: str, recipe: Recipe, problem: Problem, probe: ProbeSettings, rank: int | None = None
+    *,
+    recipe_id: str,
+    recipe: Recipe,
+    problem: Problem,
+    probe: ProbeSettings,
+    rank: int | None = None,
 ) -> DryRunPlan:
-    """Choose what to trace of a legal recipe; `rank` None is the ranks that may need most memory."""
+    """Choose what to trace of a legal recipe; `rank` None is the ranks that may need most
+    memory.
+    """
     reason = why_untraceable(recipe, problem)
     if reason is not None:
         raise InvalidInput(f"recipe {recipe_id} cannot be traced: {reason}")
@@ -59,7 +72,9 @@ def plan(
     layers = max(layers_of_ranks(recipe, problem.model.layers))
     is_long = needed * layers > MOST_LAYER_PASSES and needed > 2 * recipe.stages
     extrapolated = recipe.schedule in ALL_IN_FLIGHT and is_long
-    few = min(recipe.stages, 4) if recipe.schedule == "gpipe" else recipe.stages  # GPipe's all cost the same
+    few = (
+        min(recipe.stages, 4) if recipe.schedule == "gpipe" else recipe.stages
+    )  # GPipe's all cost the same
     return DryRunPlan(
         recipe_id=recipe_id,
         recipe=recipe,
@@ -74,15 +89,25 @@ def plan(
 def why_untraceable(recipe: Recipe, problem: Problem) -> str | None:
     """Return why fake tensors cannot show this recipe's memory, None if they can."""
     model, is_cpu = problem.model, problem.cluster.backend == "cpu"
-    needs_device = model.has_special_attention(problem.sequence_length) and model.attention == "flash" and not is_cpu
+    needs_device = (
+        model.has_special_attention(problem.sequence_length)
+        and model.attention == "flash"
+        and not is_cpu
+    )
     reasons = {
         "only the torch engine's steps can be traced": recipe.engine != "torch",
         "the built-in trainer has no multi-token prediction": model.mtp_layers > 0,
         "torch.compile plans the memory of compiled layers itself": recipe.compile,
-        "windows, sinks and capped scores are another kernel's there than where the trace runs": needs_device,
-        "a trace does not see the FLOPs of products in 8 bits; fp8=none needs the same memory": recipe.fp8 != "none",
+        "windows, sinks and capped scores are another kernel's there than where the trace runs": (
+            needs_device
+        ),
+        "a trace does not see the FLOPs of products in 8 bits; fp8=none needs the same memory": (
+            recipe.fp8 != "none"
+        ),
         "replication ddp keeps its buckets where no trace sees them": recipe.replication == "ddp",
-        "fake tensors have one memory, and offload needs two": recipe.offload != "none" or recipe.activation_offload,
+        "fake tensors have one memory, and offload needs two": (
+            recipe.offload != "none" or recipe.activation_offload
+        ),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -90,8 +115,9 @@ def why_untraceable(recipe: Recipe, problem: Problem) -> str | None:
 def needed_micro_batches(recipe: Recipe) -> int:
     """Return how many micro-batches of a step show its peak.
 
-    A pipeline is full after as many as it has stages; one more, of interleaved schedules one round of them, meets the
-    gradients of the first. Interleaved rounds depend on the accumulation: where ranks do not divide it all are traced.
+    A pipeline is full after as many as it has stages; one more, of interleaved schedules one round
+    of them, meets the gradients of the first. Interleaved rounds depend on the accumulation: where
+    ranks do not divide it all are traced.
     """
     accumulation, ranks = recipe.accumulation, recipe.pipeline_parallel
     if ranks == 1:
@@ -99,11 +125,15 @@ def needed_micro_batches(recipe: Recipe) -> int:
     uneven_rounds = recipe.virtual_stages > 1 and accumulation % ranks
     if recipe.schedule in ALL_IN_FLIGHT or uneven_rounds:
         return accumulation
-    return min(accumulation, recipe.stages + (ranks if recipe.schedule in INTERLEAVED_SCHEDULES else 1))
+    return min(
+        accumulation, recipe.stages + (ranks if recipe.schedule in INTERLEAVED_SCHEDULES else 1)
+    )
 
 
 def worst_ranks(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
-    """Return the first replica's first and last pipeline rank, and the first rank with more layers than both."""
+    """Return the first replica's first and last pipeline rank, and the first rank with more layers
+    than both.
+    """
     layers = layers_of_ranks(recipe, problem.model.layers)
     chosen = {0, recipe.pipeline_parallel - 1}
     if max(layers) > max(layers[0], layers[-1]):
@@ -113,10 +143,12 @@ def worst_ranks(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedRank:
-    """Traced training step of one rank: what lives at the peak, by category, and FLOPs, a multiply-add counted as two.
+    """Traced training step of one rank: what lives at the peak, by category, and FLOPs, a
+    multiply-add counted as two.
 
     `memory_bytes` ends with `runtime`, the estimate that the formulas make of what no trace sees.
-    `recomputed_flops` are those of what is computed a second time, within flash attention's backward pass too.
+    `recomputed_flops` are those of what is computed a second time, within flash attention's
+    backward pass too.
     """
 
     rank: int
@@ -186,7 +218,9 @@ class DryRun:
 
 
 def run(chosen: DryRunPlan) -> DryRun:
-    """Run a dry run, tracing all its ranks at the same time; raise `FrontrunnerError` if a trace fails."""
+    """Run a dry run, tracing all its ranks at the same time; raise `FrontrunnerError` if a trace
+    fails.
+    """
     start, few = time.monotonic(), chosen.micro_batches
     job = dry_run_job(chosen.problem, chosen.probe, chosen.recipe)
     traces: dict[tuple[int, int], Rank] = {}
@@ -199,7 +233,10 @@ def run(chosen: DryRunPlan) -> DryRun:
                 traces[times, rank] = Rank(rank, command, job, {"OMP_NUM_THREADS": "1"}, folder)
                 stack.callback(traces[times, rank].end)
         await_ranks(list(traces.values()), what="the trace of rank", limit_s=DEADLINE_S)
-        lines = {key: [x for x in trace.log_tail.splitlines() if x.startswith("{")] for key, trace in traces.items()}
+        lines = {
+            key: [x for x in trace.log_tail.splitlines() if x.startswith("{")]
+            for key, trace in traces.items()
+        }
     seen = {key: json.loads(tables[-1]) for key, tables in lines.items()}
     ranks = [_traced_rank(chosen, seen[1, rank], seen.get((2, rank))) for rank in chosen.ranks]
     return DryRun(
@@ -215,23 +252,33 @@ def run(chosen: DryRunPlan) -> DryRun:
     )
 
 
-def _traced_rank(chosen: DryRunPlan, few: dict[str, Any], many: dict[str, Any] | None) -> TracedRank:
-    """Return what a trace shows; with a second one of twice as many micro-batches, the memory of all of them."""
+def _traced_rank(
+    chosen: DryRunPlan, few: dict[str, Any], many: dict[str, Any] | None
+) -> TracedRank:
+    """Return what a trace shows; with a second one of twice as many micro-batches, the memory of
+    all of them.
+    """
     recipe, problem, model = chosen.recipe, chosen.problem, chosen.problem.model
     place = recipe.pipeline_rank(few["rank"])
     layers = layers_of_ranks(recipe, model.layers)[place]
     sizes, trace_time_s = few["memory_bytes"], few["trace_time_s"]
     if many is not None:
         steps = recipe.accumulation / chosen.micro_batches - 1
-        sizes = {what: max(0, round(n + steps * (many["memory_bytes"][what] - n))) for what, n in sizes.items()}
+        sizes = {
+            what: max(0, round(n + steps * (many["memory_bytes"][what] - n)))
+            for what, n in sizes.items()
+        }
         trace_time_s += many["trace_time_s"]
     machine = Machine.of(problem.cluster, problem.precision, ENGINES[recipe.engine])
     runtime = runtime_bytes(machine, Workload.of([recipe], problem), sizes["activations"])[0]
-    # By formula: 3 x tokens of a copy x (layers x FLOPs of a layer + FLOPs of the head where it is) / tensor_parallel.
+    # By formula: 3 x tokens of a copy x (layers x FLOPs of a layer + FLOPs of the head where it is)
+    # / tensor_parallel.
     dense = layers_of_ranks(recipe, model.layers, first=model.dense_layers)[place]
     counts = (dense, layers - dense)[-len(model.kinds) :]
     kinds = zip(counts, (kind for _, kind in model.kinds), strict=True)
-    forward = sum(count * kind.layer_flops_per_token(problem.sequence_length) for count, kind in kinds)
+    forward = sum(
+        count * kind.layer_flops_per_token(problem.sequence_length) for count, kind in kinds
+    )
     if rank_of_stage(recipe, recipe.stages - 1) == place:
         forward += model.head_flops_per_token()
     tokens = recipe.global_batch_seqs * problem.sequence_length / recipe.copies

@@ -1,4 +1,6 @@
-"""Profiles of recipes: a probe whose ranks go on to trace some steps, and where the time of those steps goes."""
+"""Profiles of recipes: a probe whose ranks go on to trace some steps, and where the time of those
+steps goes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, NodeSource
-from frontrunner.evaluators.diagnostics.step_breakdown import Breakdown, break_down, events_of, last_step, mean
+from frontrunner.evaluators.diagnostics.step_breakdown import (
+    Breakdown,
+    break_down,
+    events_of,
+    last_step,
+    mean,
+)
 from frontrunner.evaluators.probe.files import write_json
 from frontrunner.evaluators.probe.job import profile_job
 from frontrunner.evaluators.probe.preflight import prepare_recipe, source_for
@@ -29,7 +37,9 @@ from frontrunner.spaces.recipe import Recipe
 PATIENCE = 4.0
 """Times a probe's deadlines that a profile may take: tracing and writing traces cost time."""
 UNTRACED_STEPS = 5
-"""Measured before the profiler starts, if the campaign's probes are adaptive: enough to show the usual step."""
+"""Measured before the profiler starts, if the campaign's probes are adaptive: enough to show the
+usual step.
+"""
 MOST_STEPS = 50
 """Traced steps: a trace takes megabytes per step and rank."""
 FAST = 1
@@ -43,7 +53,9 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSettings:
-    """Settings of a profile: `steps` under torch's profiler and as many under pyinstrument, if it is installed."""
+    """Settings of a profile: `steps` under torch's profiler and as many under pyinstrument, if it
+    is installed.
+    """
 
     steps: int = 3
     folder: Path | None = None
@@ -56,7 +68,9 @@ class ProfileSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilePlan:
-    """Profile that is ready to run. `measured_step_time_s` is the median that the campaign's probes measured."""
+    """Profile that is ready to run. `measured_step_time_s` is the median that the campaign's probes
+    measured.
+    """
 
     recipe_id: str
     recipe: Recipe
@@ -73,8 +87,8 @@ class ProfilePlan:
 class ProfileReport:
     """Time of a recipe's steps by part and rank.
 
-    `step_time_s_untraced` is the median before the profiler was on in the same run, `measured_step_time_s` that of
-    the campaign's probes. `on_cpu`: idle is the host's own time.
+    `step_time_s_untraced` is the median before the profiler was on in the same run,
+    `measured_step_time_s` that of the campaign's probes. `on_cpu`: idle is the host's own time.
     """
 
     recipe_id: str
@@ -96,14 +110,18 @@ class ProfileReport:
 
     @property
     def slowest_rank(self) -> int:
-        """Rank that waits least: the others' steps end together with its own because they wait for it."""
+        """Rank that waits least: the others' steps end together with its own because they wait for
+        it.
+        """
         return min(range(len(self.ranks)), key=lambda rank: self.ranks[rank].waiting_s)
 
     @property
     def stages(self) -> Mapping[int, Breakdown]:
         """Mean over the ranks of each pipeline stage."""
         place_of, ranks = self.recipe.pipeline_rank, enumerate(self.ranks)
-        ordered = groupby(sorted(ranks, key=lambda rank: place_of(rank[0])), key=lambda rank: place_of(rank[0]))
+        ordered = groupby(
+            sorted(ranks, key=lambda rank: place_of(rank[0])), key=lambda rank: place_of(rank[0])
+        )
         return {place: mean([found for _, found in group]) for place, group in ordered}
 
     @property
@@ -121,12 +139,18 @@ def plan(
     settings: ProfileSettings,
     anyway: bool,
 ) -> ProfilePlan:
-    """Check a profile against this machine; nothing is written. `anyway` lets the machine differ from the recipe's."""
+    """Check a profile against this machine; nothing is written. `anyway` lets the machine differ
+    from the recipe's.
+    """
     source = source_for(recipe_id, recipe, setup, doing="profile")
-    differences = prepare_recipe(recipe_id, recipe, setup.problem.cluster, source, doing="profile", anyway=anyway)
+    differences = prepare_recipe(
+        recipe_id, recipe, setup.problem.cluster, source, doing="profile", anyway=anyway
+    )
     named, usual = settings.folder, _profiles(setup.work_folder.parent, recipe_id)
     if named is not None and named.exists() and (not named.is_dir() or any(named.iterdir())):
-        raise InvalidInput(f"{named} is there already and not an empty folder", hint="choose another --folder")
+        raise InvalidInput(
+            f"{named} is there already and not an empty folder", hint="choose another --folder"
+        )
     deadline_s = PATIENCE * setup.probe.deadline_s
     if source is not None and setup.dispatch.walltime_s > 0:
         deadline_s = min(deadline_s, setup.dispatch.walltime_s - SPARE_WALLTIME_S)
@@ -151,13 +175,17 @@ def plan(
 
 
 def run(chosen: ProfilePlan, on_progress: OnProgress | None = None) -> ProfileReport:
-    """Run a profile to its end; raise `FrontrunnerError` with the kind of failure and the log's end if it fails."""
+    """Run a profile to its end; raise `FrontrunnerError` with the kind of failure and the log's end
+    if it fails.
+    """
     folder = chosen.folder
     folder.mkdir(parents=True, exist_ok=True)
     try:
         (folder / "job.json").touch(exist_ok=False)  # of two that start at once only one creates it
     except FileExistsError:
-        raise InvalidInput(f"{folder} holds a profile", hint="run it again, or choose another --folder") from None
+        raise InvalidInput(
+            f"{folder} holds a profile", hint="run it again, or choose another --folder"
+        ) from None
     outcome = _outcome(chosen, on_progress)
     if isinstance(outcome, Failure):
         raise FrontrunnerError(
@@ -180,7 +208,9 @@ def run(chosen: ProfilePlan, on_progress: OnProgress | None = None) -> ProfileRe
         traces=traces,
         joined_trace=joined,
         on_cpu=chosen.setup.problem.cluster.backend == "cpu",
-        host_trees=tuple(folder / f"rank-{rank}.host.txt" for rank in ranks) if chosen.samples_host else (),
+        host_trees=(
+            tuple(folder / f"rank-{rank}.host.txt" for rank in ranks) if chosen.samples_host else ()
+        ),
     )
 
 
@@ -207,7 +237,9 @@ def _outcome(chosen: ProfilePlan, on_progress: OnProgress | None) -> Measurement
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """The last traced step: of the first device of each pipeline rank, each part as (name, begin, end) in seconds."""
+    """The last traced step: of the first device of each pipeline rank, each part as (name, begin,
+    end) in seconds.
+    """
 
     step_time_s: float
     ranks: tuple[tuple[tuple[str, float, float], ...], ...]
@@ -219,26 +251,37 @@ def write_measured_step(traces: Mapping[int, Path], file: Path) -> None:
     for place, path in traces.items():
         trace = _read(path)
         base_us = int(trace.get("baseTimeNanoseconds", 0)) / 1000
-        rows[place] = [(one.part, one.span[0] + base_us, one.span[1] + base_us) for one in last_step(events_of(trace))]
+        rows[place] = [
+            (one.part, one.span[0] + base_us, one.span[1] + base_us)
+            for one in last_step(events_of(trace))
+        ]
     begin = min(start for row in rows.values() for _, start, _ in row)
     end = max(stop for row in rows.values() for _, _, stop in row)
     ranks = tuple(
-        tuple((part, (start - begin) / 1e6, (stop - begin) / 1e6) for part, start, stop in rows[place])
+        tuple(
+            (part, (start - begin) / 1e6, (stop - begin) / 1e6) for part, start, stop in rows[place]
+        )
         for place in sorted(rows)
     )
     write_json(file, asdict(MeasuredStep(step_time_s=(end - begin) / 1e6, ranks=ranks)))
 
 
 def newest_measured_step(run_root: str | Path, recipe_id: str) -> MeasuredStep | None:
-    """Return the last step of a recipe's newest profile beside campaigns' folders; None where there is none."""
+    """Return the last step of a recipe's newest profile beside campaigns' folders; None where there
+    is none.
+    """
     files = sorted(
-        _profiles(Path(run_root), recipe_id).glob(f"*/{MEASURED_STEP}"), key=lambda file: file.stat().st_mtime
+        _profiles(Path(run_root), recipe_id).glob(f"*/{MEASURED_STEP}"),
+        key=lambda file: file.stat().st_mtime,
     )
     if not files:
         return None
     try:
         return TypeAdapter(MeasuredStep).validate_json(files[-1].read_bytes())
-    except (OSError, ValueError):  # of another version, or half copied; the formulas' timeline needs it not
+    except (
+        OSError,
+        ValueError,
+    ):  # of another version, or half copied; the formulas' timeline needs it not
         return None
 
 
@@ -256,7 +299,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def join_traces(traces: Sequence[Path], joined: Path) -> tuple[Breakdown, ...]:
-    """Write the spans of the ranks' traces, given in rank order, to one gzipped Chrome trace; break each down."""
+    """Write the spans of the ranks' traces, given in rank order, to one gzipped Chrome trace; break
+    each down.
+    """
     processes: dict[tuple[int, int], int] = {}
     events: list[dict[str, Any]] = []
     breakdowns = []
@@ -270,7 +315,9 @@ def join_traces(traces: Sequence[Path], joined: Path) -> tuple[Breakdown, ...]:
         base_ns.append(int(trace.get("baseTimeNanoseconds", 0)))
         for event in trace["traceEvents"]:
             if event.get("ph") not in ("X", "M") or not isinstance(event["pid"], int):
-                continue  # arrows, whose numbers are of one rank, and the profiler's own marks, whose ids are text
+                # Arrows, whose numbers are of one rank, and the profiler's own marks, whose ids are
+                # text
+                continue
             number = processes.setdefault((rank, event["pid"]), len(processes) + 1)
             start_us = event.get("ts", 0) + (base_ns[rank] - base_ns[0]) / 1000
             events.append(event | {"pid": number, "ts": start_us})

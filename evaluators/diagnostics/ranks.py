@@ -1,4 +1,6 @@
-"""Ranks that calibrate and doctor start: all of them on this machine, or this process's own in an allocation."""
+"""Ranks that calibrate and doctor start: all of them on this machine, or this process's own in an
+allocation.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ OWN = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Which of the ranks this process starts: all `ranks`, on this machine, or its own `rank` of an allocation."""
+    """Which of the ranks this process starts: all `ranks`, on this machine, or its own `rank` of an
+    allocation.
+    """
 
     rank: int | None = None
     ranks: int
@@ -48,7 +52,9 @@ class Place:
 
 
 def allocated(ranks: int | None) -> Place | None:
-    """Return the rank that the launcher's variables describe; None for a process that no launcher started, or alone."""
+    """Return the rank that the launcher's variables describe; None for a process that no launcher
+    started, or alone.
+    """
     launched = launched_rank(os.environ)
     if launched is None or (launched.world_size == 1 and launched.launcher != "torchrun"):
         return None  # such as one command under srun, which starts this machine's ranks itself
@@ -63,10 +69,17 @@ def allocated(ranks: int | None) -> Place | None:
 
 
 class Rank:
-    """A rank that this process started: `python -P -m COMMAND`, its order on its input, its log in a folder."""
+    """A rank that this process started: `python -P -m COMMAND`, its order on its input, its log in
+    a folder.
+    """
 
     def __init__(
-        self, number: int, command: Sequence[str], order: Any, environment: Mapping[str, str], folder: Path
+        self,
+        number: int,
+        command: Sequence[str],
+        order: Any,
+        environment: Mapping[str, str],
+        folder: Path,
     ) -> None:
         self.number = number
         self._log = folder / f"rank-{number}.log"
@@ -79,7 +92,10 @@ class Rank:
                 env={**os.environ, **environment},
             )
         stdin = cast("IO[bytes]", self._process.stdin)
-        with suppress(BrokenPipeError), stdin:  # one that is killed before it can read is reported by its exit status
+        with (
+            suppress(BrokenPipeError),
+            stdin,
+        ):  # one that is killed before it can read is reported by its exit status
             stdin.write(json.dumps(order).encode())
 
     @property
@@ -100,11 +116,19 @@ class Rank:
 
 def ending(status: int) -> str:
     """Return how a process ended."""
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return (
+        f"was killed by {signal.Signals(-status).name}"
+        if status < 0
+        else f"ended with status {status}"
+    )
 
 
-def await_ranks(ranks: Sequence[Rank], *, what: str, limit_s: float, hint: str | None = None) -> None:
-    """Wait until all have ended well; raise `FrontrunnerError` with the log's end of one that failed by itself."""
+def await_ranks(
+    ranks: Sequence[Rank], *, what: str, limit_s: float, hint: str | None = None
+) -> None:
+    """Wait until all have ended well; raise `FrontrunnerError` with the log's end of one that
+    failed by itself.
+    """
     deadline_s = time.monotonic() + limit_s
     while waited := [rank for rank in ranks if rank.status != 0]:
         failed = {rank: status for rank in waited if (status := rank.status)}
@@ -112,5 +136,7 @@ def await_ranks(ranks: Sequence[Rank], *, what: str, limit_s: float, hint: str |
             rank = max(failed, key=lambda rank: failed[rank] > 0)
             raise FrontrunnerError(f"{what} {rank.number} {ending(failed[rank])}:\n{rank.log_tail}")
         if time.monotonic() > deadline_s:
-            raise FrontrunnerError(f"{what} {waited[0].number} was not done within {limit_s:.0f} s", hint=hint)
+            raise FrontrunnerError(
+                f"{what} {waited[0].number} was not done within {limit_s:.0f} s", hint=hint
+            )
         time.sleep(POLL_S)

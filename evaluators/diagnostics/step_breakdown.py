@@ -1,7 +1,8 @@
 """Breakdown of a rank's step time into parts, from a Chrome trace of torch's profiler.
 
-At each moment of a step one thing counts: what the rank's device computes; else what it waits for; else what the host
-is known to do; else it is idle. Communication that runs while something is computed is counted apart, as hidden.
+At each moment of a step one thing counts: what the rank's device computes; else what it waits for;
+else what the host is known to do; else it is idle. Communication that runs while something is
+computed is counted apart, as hidden.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Part(StrEnum):
     ALL_TO_ALL = "all-to-all"
     BROADCAST = "broadcast"
     OTHER_COLLECTIVE = "other collective"
-    SEND_RECV = "send/recv"  # last of the communication: sends stay in flight while the rank waits for something else
+    # Last of the communication: sends stay in flight while the rank waits for something else
+    SEND_RECV = "send/recv"
     HOST_COPY = "host-device copy"
     IDLE = "idle"
 
@@ -82,7 +84,9 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
-    """Seconds of a step by part, mean over the steps of a trace; `hidden` ran while the device computed, in no part."""
+    """Seconds of a step by part, mean over the steps of a trace; `hidden` ran while the device
+    computed, in no part.
+    """
 
     step_time_s: float
     seconds: Mapping[Part, float]
@@ -112,7 +116,9 @@ class Activity(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Span of a trace. `correlation` links what a device did to the host's call that launched it."""
+    """Span of a trace. `correlation` links what a device did to the host's call that launched
+    it.
+    """
 
     name: str
     category: str
@@ -168,16 +174,21 @@ def events_of(trace: Mapping[str, Any]) -> list[Event]:
 
 
 def break_down(events: Sequence[Event]) -> Breakdown:
-    """Assign each moment of a rank's steps to one part; raise `ValueError` for a trace without a step.
+    """Assign each moment of a rank's steps to one part; raise `ValueError` for a trace without a
+    step.
 
-    `busy` is what its device computed, `moving` the communication that was in flight, `waiting` the part of it that the
-    rank waited for (on an accelerator all of it), and `hosting` what its host did.
+    `busy` is what its device computed, `moving` the communication that was in flight, `waiting` the
+    part of it that the rank waited for (on an accelerator all of it), and `hosting` what its host
+    did.
     """
     steps, found, busy, moving = _assigned(events)
     unit_us = 1e6 * sum(event.is_step for event in events)
     seconds = {part: total(spans) / unit_us for part, spans in found.items()}
     computing = intersection(steps, merged(each.span for each in busy))
-    hidden = {part: total(intersection(computing, parts)) / unit_us for part, parts in _by_part(moving).items()}
+    hidden = {
+        part: total(intersection(computing, parts)) / unit_us
+        for part, parts in _by_part(moving).items()
+    }
     return Breakdown(step_time_s=total(steps) / unit_us, seconds=seconds, hidden=hidden)
 
 
@@ -186,14 +197,22 @@ def last_step(events: Sequence[Event]) -> list[Activity]:
     _, found, _, _ = _assigned(events)
     step = max(event.span for event in events if event.is_step)
     least = (step[1] - step[0]) / MOST_SEEN
-    seen = (Activity(part, span) for part, spans in found.items() for span in intersection([step], spans))
-    return sorted((one for one in seen if one.span[1] - one.span[0] >= least), key=lambda one: one.span)
+    seen = (
+        Activity(part, span)
+        for part, spans in found.items()
+        for span in intersection([step], spans)
+    )
+    return sorted(
+        (one for one in seen if one.span[1] - one.span[0] >= least), key=lambda one: one.span
+    )
 
 
 def _assigned(
     events: Sequence[Event],
 ) -> tuple[list[Span], dict[Part, list[Span]], list[Activity], list[Activity]]:
-    """Return the steps, the time of each part in them, what the device computed and what was in flight."""
+    """Return the steps, the time of each part in them, what the device computed and what was in
+    flight.
+    """
     spans = [event.span for event in events if event.is_step]
     if not spans:
         raise ValueError(f"the trace contains no step: no range {STEP_RANGE}")
@@ -220,7 +239,11 @@ Activities = tuple[list[Activity], list[Activity], list[Activity], list[Activity
 
 
 def _on_device(events: Sequence[Event]) -> Activities:
-    launched_us = {event.correlation: event.span[0] for event in events if event.category.endswith(LAUNCH_CATEGORIES)}
+    launched_us = {
+        event.correlation: event.span[0]
+        for event in events
+        if event.category.endswith(LAUNCH_CATEGORIES)
+    }
     ranges = _host_ranges(events)
     busy, moving = [], []
     for event in events:
@@ -228,9 +251,13 @@ def _on_device(events: Sequence[Event]) -> Activities:
             continue
         asked_us = launched_us.get(event.correlation) if event.correlation is not None else None
         part = Part.COMPUTE if asked_us is None else _part_at(asked_us, ranges)
-        with_host = event.category == "gpu_memcpy" and ("HtoD" in event.name or "DtoH" in event.name)
+        with_host = event.category == "gpu_memcpy" and (
+            "HtoD" in event.name or "DtoH" in event.name
+        )
         if any(library in event.name.lower() for library in COLLECTIVE_LIBRARIES):
-            named = collective_part(event.name)  # or by torch's label: ROCm's kernels share one name
+            named = collective_part(
+                event.name
+            )  # or by torch's label: ROCm's kernels share one name
             named = collective_part(event.collective) if named == Part.OTHER_COLLECTIVE else named
             moving.append(Activity(named, event.span))
         elif part == Part.COMPUTE and with_host:
@@ -256,11 +283,14 @@ def _on_host(events: Sequence[Event]) -> Activities:
 
 
 def _host_ranges(events: Iterable[Event]) -> list[Activity]:
-    """Return the optimizer's steps, which torch marks, and the trainer's reading of data on the host."""
+    """Return the optimizer's steps, which torch marks, and the trainer's reading of data on the
+    host.
+    """
     return [
         Activity(Part.DATA if event.name == DATA_RANGE else Part.OPTIMIZER, event.span)
         for event in events
-        if event.category == ANNOTATION and (event.name == DATA_RANGE or event.name.startswith("Optimizer."))
+        if event.category == ANNOTATION
+        and (event.name == DATA_RANGE or event.name.startswith("Optimizer."))
     ]
 
 
@@ -269,7 +299,9 @@ def _part_at(time_us: float, ranges: Iterable[Activity]) -> Part:
 
 
 def collective_part(name: str) -> Part:
-    """Return the kind of a collective from the name of a call (`c10d::allreduce_`), an event in flight, or a kernel."""
+    """Return the kind of a collective from the name of a call (`c10d::allreduce_`), an event in
+    flight, or a kernel.
+    """
     letters = "".join(character for character in name.lower() if character.isalpha())
     return next((part for word, part in WORDS.items() if word in letters), Part.OTHER_COLLECTIVE)
 
@@ -279,17 +311,30 @@ def _is_compiled(event: Event) -> bool:
 
 
 def _is_computing(event: Event) -> bool:
-    # Nodes of autograd, functions written in Python and collectives hold others' time and their own waiting.
+    # Nodes of autograd, functions written in Python and collectives hold others' time and their own
+    # waiting.
     namespace, colons, _ = event.name.partition("::")
-    is_operator = bool(colons) and namespace not in (*COLLECTIVE_NAMESPACES, "autograd", "frontrunner")
+    is_operator = bool(colons) and namespace not in (
+        *COLLECTIVE_NAMESPACES,
+        "autograd",
+        "frontrunner",
+    )
     return is_operator or _is_compiled(event)
 
 
 def _in_flight(events: Iterable[Event]) -> list[Activity]:
-    """Return gloo's collectives, each of the kind that was called: its all-reduce may be torch's reduce-scatter."""
+    """Return gloo's collectives, each of the kind that was called: its all-reduce may be torch's
+    reduce-scatter.
+    """
     ordered = sorted(events, key=lambda event: event.span[0])
-    calls = [event for event in ordered if event.category == OPERATOR and event.name.startswith("c10d::")]
-    asked = [call for call in calls if collective_part(call.name) in (Part.ALL_REDUCE, Part.REDUCE_SCATTER)]
+    calls = [
+        event for event in ordered if event.category == OPERATOR and event.name.startswith("c10d::")
+    ]
+    asked = [
+        call
+        for call in calls
+        if collective_part(call.name) in (Part.ALL_REDUCE, Part.REDUCE_SCATTER)
+    ]
     found = []
     for event in ordered:
         if event.name.startswith(IN_FLIGHT_ON_CPU):
@@ -316,7 +361,8 @@ def _waiting(own: Sequence[Event], moving: Sequence[Activity]) -> Iterator[Activ
     waits = merged(awaited)
     for part, spans in _by_part(moving).items():
         yield from (Activity(part, span) for span in intersection(waits, spans))
-    # What is left is the way of a call to gloo's thread, or of its end back to this one: it goes to the last begun.
+    # What is left is the way of a call to gloo's thread, or of its end back to this one: it goes to
+    # the last begun.
     begun = sorted([*moving, *calls], key=lambda each: each.span[0])
     starts = [each.span[0] for each in begun]
     for span in difference(waits, merged(each.span for each in moving)):
@@ -325,9 +371,11 @@ def _waiting(own: Sequence[Event], moving: Sequence[Activity]) -> Iterator[Activ
 
 
 def self_times(events: Iterable[Event]) -> Iterator[tuple[Event, list[Span]]]:
-    """Yield each of one thread's nested events with the time in which none of the events inside it ran.
+    """Yield each of one thread's nested events with the time in which none of the events inside it
+    ran.
 
-    One that holds another of the same name is left out: it is the dispatch of an operator on a distributed tensor.
+    One that holds another of the same name is left out: it is the dispatch of an operator on a
+    distributed tensor.
     """
     ordered = sorted(events, key=lambda event: (event.span[0], -event.span[1]))
     inside: dict[int, list[Span]] = {}

@@ -1,8 +1,8 @@
 """Base class of the tools that recipes are exported to, and the text of files.
 
-Three choices of a recipe are never exported: `engine` and `replication` name whose code trains and which wrapper keeps
-replicas equal, of which another tool has its own, and `group` names nodes. Every other choice is expressed, or refused
-with a reason.
+Three choices of a recipe are never exported: `engine` and `replication` name whose code trains and
+which wrapper keeps replicas equal, of which another tool has its own, and `group` names nodes.
+Every other choice is expressed, or refused with a reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ END_OF_FILE = "END_OF_FILE"
 SOME_STEPS = 1000
 
 EITHER = frozenset({
-    "name", "vocabulary_multiple", "max_positions", "attention", "routing", "balancing", "balancing_weight",
+    "name", "vocabulary_multiple", "max_positions", "attention", "routing", "balancing",
+    "balancing_weight",
 })  # fmt: skip
 """Fields of a model that another tool's configuration of it may have otherwise."""
 Refusal = tuple[object, str, str]
@@ -41,7 +42,9 @@ Refusal = tuple[object, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """A recipe in a tool's own terms: arguments after the training script, and files (name -> text) that they name."""
+    """A recipe in a tool's own terms: arguments after the training script, and files (name -> text)
+    that they name.
+    """
 
     arguments: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
@@ -50,10 +53,18 @@ class Export:
 
 
 def is_preset(model: Model, name: str) -> bool:
-    """Return whether a model computes and has the sizes of a preset: all but its name, limits and balancing agree."""
+    """Return whether a model computes and has the sizes of a preset: all but its name, limits and
+    balancing agree.
+    """
     table = model_preset(name)
-    known = read_plain(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"], **table}, "model")
-    return all(getattr(model, one.name) == getattr(known, one.name) for one in fields(Model) if one.name not in EITHER)
+    known = read_plain(
+        Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"], **table}, "model"
+    )
+    return all(
+        getattr(model, one.name) == getattr(known, one.name)
+        for one in fields(Model)
+        if one.name not in EITHER
+    )
 
 
 def launch_of(problem: Problem, recipe: Recipe) -> tuple[int, int]:
@@ -63,18 +74,24 @@ def launch_of(problem: Problem, recipe: Recipe) -> tuple[int, int]:
 
 
 def why_no_launch(problem: Problem, recipe: Recipe) -> Reason | None:
-    """Return why a launcher, which starts the same number of processes on every node, cannot start the recipe."""
+    """Return why a launcher, which starts the same number of processes on every node, cannot start
+    the recipe.
+    """
     nodes, per_node = launch_of(problem, recipe)
     if nodes * per_node == recipe.devices:
         return None
-    return Reason("unequal-nodes", f"{recipe.devices} devices do not fill nodes of {per_node} equally")
+    return Reason(
+        "unequal-nodes", f"{recipe.devices} devices do not fill nodes of {per_node} equally"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """What a job trains with: a recipe, lines on its origin, its recipe file, and commands that nodes run first.
+    """What a job trains with: a recipe, lines on its origin, its recipe file, and commands that
+    nodes run first.
 
-    `by_command`: the file holds another trainer's command. `data` are the paths and bytes of the files to train on.
+    `by_command`: the file holds another trainer's command. `data` are the paths and bytes of the
+    files to train on.
     """
 
     problem: Problem
@@ -91,27 +108,36 @@ class TrainingJob:
         """The optimizer steps that train on `problem.billion_tokens`; without them `SOME_STEPS`."""
         if self.problem.billion_tokens is None:
             return SOME_STEPS
-        return math.ceil(self.problem.billion_tokens * 1e9 / tokens_per_step(self.recipe, self.problem))
+        return math.ceil(
+            self.problem.billion_tokens * 1e9 / tokens_per_step(self.recipe, self.problem)
+        )
 
     def launch(self, to: str) -> tuple[int, int]:
-        """Return `launch_of` the recipe; raise `InvalidInput` for one that cannot be started, or not by our trainer."""
+        """Return `launch_of` the recipe; raise `InvalidInput` for one that cannot be started, or
+        not by our trainer.
+        """
         if (reason := why_no_launch(self.problem, self.recipe)) is not None:
             raise InvalidInput(f"{to} cannot start this recipe: {reason}")
         if not self.by_command:
             self.problem.model.require_trained()
         if (own := self.recipe.custom_arguments()) and not self.by_command:
-            what = f"{to} scripts train by the built-in trainer, which does not take {' '.join(own)}"
-            raise InvalidInput(what, hint="export it to the trainer's own arguments: --to megatron-lm")
+            what = (
+                f"{to} scripts train by the built-in trainer, which does not take {' '.join(own)}"
+            )
+            raise InvalidInput(
+                what, hint="export it to the trainer's own arguments: --to megatron-lm"
+            )
         return launch_of(self.problem, self.recipe)
 
 
 class Tool(ABC):
     """A tool that trains by its own code.
 
-    `names` is what it calls a recipe's numbers: an option (`--name`) or the path of a key in a file; `expressed`
-    are other dimensions that it has settings for. `model_fields` are the fields of the model that an export states,
-    None where the model is that of the user's script. `usage` is the command of a script that sets TORCHRUN_ARGS and
-    RECIPE_ARGS; `file` names the one file that is the whole configuration.
+    `names` is what it calls a recipe's numbers: an option (`--name`) or the path of a key in a
+    file; `expressed` are other dimensions that it has settings for. `model_fields` are the fields
+    of the model that an export states, None where the model is that of the user's script. `usage`
+    is the command of a script that sets TORCHRUN_ARGS and RECIPE_ARGS; `file` names the one file
+    that is the whole configuration.
     """
 
     name: ClassVar[str]
@@ -133,10 +159,14 @@ class Tool(ABC):
 
     @abstractmethod
     def read(self, problem: Problem, given: Given) -> Recipe:
-        """Return the recipe that a configuration of the tool describes; raise `InvalidInput` if there is none."""
+        """Return the recipe that a configuration of the tool describes; raise `InvalidInput` if
+        there is none.
+        """
 
     def ignored(self, problem: Problem, given: Given, recipe: Recipe) -> tuple[str, ...]:
-        """Return the settings of a configuration that was read which neither its recipe nor the recipe's export has."""
+        """Return the settings of a configuration that was read which neither its recipe nor the
+        recipe's export has.
+        """
         said: Mapping[str, tuple[Any, bool]] = {}
         if self.why_not(problem, recipe) is None:
             stated = {"engine": recipe.engine, "devices": recipe.devices}
@@ -151,7 +181,11 @@ class Tool(ABC):
 
     def numbers(self, recipe: Recipe, *but: str) -> dict[str, Any]:
         """Return the tool's options for a recipe's numbers `but` some, with their values."""
-        return {name: getattr(recipe, number) for number, name in self.names.items() if number not in but}
+        return {
+            name: getattr(recipe, number)
+            for number, name in self.names.items()
+            if number not in but
+        }
 
     def why_not(self, problem: Problem, recipe: Recipe) -> Reason | None:
         """Return why the tool cannot express this recipe, or None if it can."""
@@ -172,12 +206,16 @@ class Tool(ABC):
             names = [one.name for one in fields(Model) if one.name not in said]
             defaults = {one.name: one.default for one in fields(Model)}
             if unsaid := [name for name in names if getattr(model, name) != defaults[name]]:
-                listed = ", ".join(f"model.{name} = {shown(getattr(model, name))}" for name in unsaid)
+                listed = ", ".join(
+                    f"model.{name} = {shown(getattr(model, name))}" for name in unsaid
+                )
                 return Reason("model-unsaid", f"{self.title} has no setting for {listed}")
         return why_no_launch(problem, recipe) if self.has_launcher else None
 
     def export(self, problem: Problem, recipe: Recipe) -> Export:
-        """Return the recipe in the tool's terms; raise `InvalidInput` with the reason if it has none for it."""
+        """Return the recipe in the tool's terms; raise `InvalidInput` with the reason if it has
+        none for it.
+        """
         if (reason := self.why_not(problem, recipe)) is not None:
             raise InvalidInput(
                 f"{self.name} cannot express this recipe: {reason}",
@@ -186,13 +224,21 @@ class Tool(ABC):
         found = self.arguments_and_files(problem, recipe)
         own, variables = recipe.custom_arguments(), recipe.custom_environment()
         notes = found.notes
-        if self.file or type(self).render is not Tool.render:  # one configuration file, which cannot hold them
+        if (
+            self.file or type(self).render is not Tool.render
+        ):  # one configuration file, which cannot hold them
             notes += (f"note: needs the arguments {shlex.join(own)}",) if own else ()
-            notes += tuple(f"note: needs the environment variable {line}" for line in _assigned(variables))
-        return replace(found, arguments=(*own, *found.arguments), environment=variables, notes=notes)
+            notes += tuple(
+                f"note: needs the environment variable {line}" for line in _assigned(variables)
+            )
+        return replace(
+            found, arguments=(*own, *found.arguments), environment=variables, notes=notes
+        )
 
     def render(self, problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
-        """Return one file that the tool accepts, by default a bash script, with the header in its comments."""
+        """Return one file that the tool accepts, by default a bash script, with the header in its
+        comments.
+        """
         found = self.export(problem, recipe)
         if self.file:
             return comments((*header, *found.notes)) + "\n" + found.files[self.file]
@@ -212,7 +258,9 @@ def _assigned(environment: Mapping[str, str]) -> list[str]:
 
 
 def fsdp_degrees(recipe: Recipe) -> tuple[int, int, int]:
-    """Return over how many replicas FSDP copies, over how many it shards, and the context ranks, sharded over too."""
+    """Return over how many replicas FSDP copies, over how many it shards, and the context ranks,
+    sharded over too.
+    """
     context = recipe.context_parallel
     shard = max(1, recipe.sharding.optimizer // context)
     return recipe.data_parallel // shard, shard, context
@@ -221,11 +269,15 @@ def fsdp_degrees(recipe: Recipe) -> tuple[int, int, int]:
 def fsdp_sharding(found: Mapping[str, Any], shard: int, *, keeps_parameters: bool) -> Sharding:
     """Return the sharding of FSDP over so many replicas, with the degrees that were found."""
     spread = shard * found["context_parallel"]
-    return Sharding(parameters=1 if keeps_parameters else spread, gradients=spread, optimizer=spread)
+    return Sharding(
+        parameters=1 if keeps_parameters else spread, gradients=spread, optimizer=spread
+    )
 
 
 def words(settings: Mapping[str, object]) -> tuple[str, ...]:
-    """Return options with their values as words; one that is True stands alone, one that is False or None goes."""
+    """Return options with their values as words; one that is True stands alone, one that is False
+    or None goes.
+    """
     found: list[str] = []
     for name, value in settings.items():
         if value is not None and value is not False:
@@ -246,8 +298,12 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def comments(lines: Iterable[str]) -> str:
-    """Return the lines as comments of a shell script or YAML file, without unprintable characters."""
-    return "".join("# " + "".join(c if c.isprintable() else " " for c in line) + "\n" for line in lines)
+    """Return the lines as comments of a shell script or YAML file, without unprintable
+    characters.
+    """
+    return "".join(
+        "# " + "".join(c if c.isprintable() else " " for c in line) + "\n" for line in lines
+    )
 
 
 def yaml_text(table: Mapping[str, Any]) -> str:

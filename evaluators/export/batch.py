@@ -1,9 +1,9 @@
 """Batch scripts for Slurm, PBS and LSF: of a recipe's full training, and of a campaign's driver.
 
-They run on the nodes of their job, in a working folder that all nodes see, and submit themselves again if the job's
-time ended before they were done (`JobEnds`), so often at most. A recipe's script holds the recipe file, and replays
-it by frontrunner's own trainer or by the command in the file; a campaign's launches the campaign file, or resumes the
-campaign of its name.
+They run on the nodes of their job, in a working folder that all nodes see, and submit themselves
+again if the job's time ended before they were done (`JobEnds`), so often at most. A recipe's script
+holds the recipe file, and replays it by frontrunner's own trainer or by the command in the file; a
+campaign's launches the campaign file, or resumes the campaign of its name.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from frontrunner.spaces.errors import JobEnds, bad_value
 _FIND_SCRIPT = """\
 SCRIPT="${{{{SCRIPT:-{{job}}.{scheduler}.sh}}}}"  # where this script is, to be submitted again: {how}
 if [ ! -f "$SCRIPT" ]; then echo "no script at SCRIPT=$SCRIPT, which is to be submitted again" >&2; exit 2; fi
-"""
+"""  # noqa: E501
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "slurm": {
-        "directives": """\
+        "directives": (
+            """\
 #SBATCH --job-name=frontrunner-{job}
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
 #SBATCH --time={walltime}
 #SBATCH --requeue
 #SBATCH --open-mode=append
-""",
+"""
+        ),
         "whole_nodes": "#SBATCH --exclusive\n",
         "gpus": "#SBATCH --gpus-per-node={per_node}\n",
         "request": {
@@ -44,37 +46,49 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
         "folder": "",
         "check": "",
         "starts": 'STARTS="${{SLURM_RESTART_COUNT:-0}}"\n',
-        "again": 'scontrol requeue "$SLURM_JOB_ID" && sleep 300  # Slurm ends this script, and starts it again',
+        "again": (
+            'scontrol requeue "$SLURM_JOB_ID" && sleep 300  # Slurm ends this script, and starts it'
+            " again"
+        ),
     },
     "pbs": {
-        "directives": """\
+        "directives": (
+            """\
 #PBS -N fr-{job}
 #PBS -l select={nodes}:{kind}={per_node}
 #PBS -l walltime={walltime}
-""",
+"""
+        ),
         "whole_nodes": "#PBS -l place=scatter:excl\n",
         "gpus": "",
         "request": {"account": "#PBS -A {}\n", "queue": "#PBS -q {}\n"},
-        "folder": 'cd "$PBS_O_WORKDIR"\n',  # PBS starts jobs in the home folder, Slurm where they were submitted
+        "folder": (
+            'cd "$PBS_O_WORKDIR"\n'
+        ),  # PBS starts jobs in the home folder, Slurm where they were submitted
         "check": _FIND_SCRIPT.format(scheduler="pbs", how="qsub -v SCRIPT=PATH PATH"),
         "starts": 'STARTS="${{STARTS:-0}}"\n',
         "again": 'qsub -v "SCRIPT=$SCRIPT,STARTS=$((STARTS + 1)),MOST=$MOST,{variables}" "$SCRIPT"',
     },
     "lsf": {
-        "directives": """\
+        "directives": (
+            """\
 #BSUB -J frontrunner-{job}
 #BSUB -n {slots}
 #BSUB -R "span[ptile={per_node}]"
 #BSUB -W {minutes}
 #BSUB -o frontrunner-{job}.%J.out
-""",
+"""
+        ),
         "whole_nodes": "#BSUB -x\n",
         "gpus": '#BSUB -gpu "num={per_node}"\n',  # per host
         "request": {"account": "#BSUB -P {}\n", "queue": "#BSUB -q {}\n"},
         "folder": "",
         "check": _FIND_SCRIPT.format(scheduler="lsf", how="SCRIPT=PATH bsub < PATH"),
         "starts": 'STARTS="${{STARTS:-0}}"\n',
-        "again": 'bsub -env "all,SCRIPT=$SCRIPT,STARTS=$((STARTS + 1)),MOST=$MOST,{variables}" < "$SCRIPT"',
+        "again": (
+            'bsub -env "all,SCRIPT=$SCRIPT,STARTS=$((STARTS + 1)),MOST=$MOST,{variables}" <'
+            ' "$SCRIPT"'
+        ),
     },
 }
 BODY = """\
@@ -92,26 +106,32 @@ if [ "$status" = {job_ends} ]; then  # before the time was up
   fi
 fi
 exit "$status"
-"""
+"""  # noqa: E501
 REPLAY = {
     "variables": "STEPS=$STEPS,FOLDER=$FOLDER,DATA=${{DATA:-}}",
-    "prepare": """\
+    "prepare": (
+        """\
 STEPS="${{STEPS:-{steps}}}"
 FOLDER="${{FOLDER:-$PWD/frontrunner-{job}}}"
 
 mkdir -p "$FOLDER"
 cat > "$FOLDER/recipe.json" <<'{end}'
 {recipe_file}{end}
-""",
-    "command": """\
+"""
+    ),
+    "command": (
+        """\
 python -m frontrunner.cli replay "$FOLDER/recipe.json" --steps "$STEPS" ${{DATA:+--data "$DATA"}} \\
-  --folder "$FOLDER/run\"""",
+  --folder "$FOLDER/run\""""
+    ),
 }
 COMMAND = REPLAY | {
     "variables": "STEPS=$STEPS,FOLDER=$FOLDER",
-    "command": """\
+    "command": (
+        """\
 python -m frontrunner.cli replay "$FOLDER/recipe.json" --steps "$STEPS" \\
-  --folder "$FOLDER/run\"""",
+  --folder "$FOLDER/run\""""
+    ),
 }
 """Of another trainer's recipe, whose command names its data."""
 CAMPAIGN = {
@@ -121,22 +141,43 @@ CAMPAIGN = {
 }
 AN_HOUR = {"walltime": "01:00:00", "minutes": 60}
 YOURS = (
-    "Account, queue, time, STEPS and DATA (a file instead of the recipe's data) are yours to set; "
-    "run it where python -m frontrunner.cli works on all nodes, with Parsl (frontrunner[hpc]) for several."
+    "Account, queue, time, STEPS and DATA (a file instead of the recipe's data) are yours to set;"
+    " run it where python -m frontrunner.cli works on all nodes, with Parsl (frontrunner[hpc]) for"
+    " several."
 )
 YOURS_OF_COMMAND = (
-    "Account, queue, time and STEPS are yours to set; run it where python -m frontrunner.cli and the trainer work",
-    "on all nodes, with Parsl (frontrunner[hpc]) where [dispatch] has started the trainer on each node of its probes.",
-    "To go on from its own checkpoint is the trainer's part: FRONTRUNNER_ATTEMPT is 1 in its first start.",
+    (
+        "Account, queue, time and STEPS are yours to set; run it where python -m frontrunner.cli"
+        " and the trainer work"
+    ),
+    (
+        "on all nodes, with Parsl (frontrunner[hpc]) where [dispatch] has started the trainer on"
+        " each node of its probes."
+    ),
+    (
+        "To go on from its own checkpoint is the trainer's part: FRONTRUNNER_ATTEMPT is 1 in its"
+        " first start."
+    ),
 )
 YOURS_OF_CAMPAIGN = (
-    "Account, queue, time and STORE are yours to set. Each job may run on another node: STORE is a postgresql:// URL,",
-    "or a file that all nodes see, which needs FRONTRUNNER_NETWORK_STORE=1, and that only this script's jobs open.",
-    "The driver starts no probe that may outlast its job. MOST=100 is how often the script submits itself again.",
+    (
+        "Account, queue, time and STORE are yours to set. Each job may run on another node: STORE"
+        " is a postgresql:// URL,"
+    ),
+    (
+        "or a file that all nodes see, which needs FRONTRUNNER_NETWORK_STORE=1, and that only this"
+        " script's jobs open."
+    ),
+    (
+        "The driver starts no probe that may outlast its job. MOST=100 is how often the script"
+        " submits itself again."
+    ),
 )
 
 
-def batch_script(scheduler: str, job: TrainingJob, *, dispatch: DispatchSettings | None = None) -> str:
+def batch_script(
+    scheduler: str, job: TrainingJob, *, dispatch: DispatchSettings | None = None
+) -> str:
     """Return a script for sbatch, qsub or bsub that trains with a recipe.
 
     What its campaign's `dispatch` requests of the same scheduler it requests, too.
@@ -148,14 +189,22 @@ def batch_script(scheduler: str, job: TrainingJob, *, dispatch: DispatchSettings
     if dispatch is not None and dispatch.scheduler == scheduler:
         figures |= {"walltime": dispatch.walltime, "minutes": int(dispatch.walltime_s / 60)}
         request = {key: getattr(dispatch, key) for key in SCHEDULERS[scheduler]["request"]}
-        setup = (*dispatch.scheduler_options, *setup)  # which a batch system reads up to the first command
+        setup = (
+            *dispatch.scheduler_options,
+            *setup,
+        )  # which a batch system reads up to the first command
     kind, yours = (COMMAND, YOURS_OF_COMMAND) if job.by_command else (REPLAY, (YOURS,))
     backend, header = job.problem.cluster.backend, (*job.header, *yours)
     return _script(scheduler, kind, figures, header, setup, backend=backend, request=request)
 
 
 def campaign_script(
-    scheduler: str, name: str, cluster: Cluster | None, dispatch: DispatchSettings, file: Path, header: Sequence[str]
+    scheduler: str,
+    name: str,
+    cluster: Cluster | None,
+    dispatch: DispatchSettings,
+    file: Path,
+    header: Sequence[str],
 ) -> str:
     """Return a script for sbatch, qsub or bsub that drives the campaign of a file until it is over.
 
@@ -164,9 +213,18 @@ def campaign_script(
     requests_nodes = dispatch.backend == "parsl"
     if dispatch.backend not in (None, "local", "allocation", "parsl"):
         expected = "allocation or parsl, for a driver in a job of a batch system"
-        raise bad_value("dispatch.backend", dispatch.backend, expected, hint="examples/kubernetes has a driver on Ray")
+        raise bad_value(
+            "dispatch.backend",
+            dispatch.backend,
+            expected,
+            hint="examples/kubernetes has a driver on Ray",
+        )
     if requests_nodes and dispatch.scheduler != scheduler:
-        raise bad_value("dispatch.scheduler", dispatch.scheduler, f"{scheduler}, which the driver's own job is for")
+        raise bad_value(
+            "dispatch.scheduler",
+            dispatch.scheduler,
+            f"{scheduler}, which the driver's own job is for",
+        )
     given: dict[str, Any] = {"job": name, "file": shlex.quote(str(file.absolute()))}
     backend, request = None, dict[str, str | None]()
     if cluster is None or requests_nodes:
@@ -176,7 +234,9 @@ def campaign_script(
         given |= {"nodes": cluster.nodes, "per_node": cluster.devices_per_node}
         backend = cluster.backend
     yours = (*header, *YOURS_OF_CAMPAIGN)
-    return _script(scheduler, CAMPAIGN, given, yours, dispatch.worker_init, backend=backend, request=request)
+    return _script(
+        scheduler, CAMPAIGN, given, yours, dispatch.worker_init, backend=backend, request=request
+    )
 
 
 def _script(  # noqa: PLR0913 - what the two kinds of scripts differ in
@@ -189,12 +249,16 @@ def _script(  # noqa: PLR0913 - what the two kinds of scripts differ in
     backend: str | None,
     request: Mapping[str, str | None],
 ) -> str:
-    """Return a script; `backend` is that of its nodes, None for a driver alone, `request` words for its job's head."""
+    """Return a script; `backend` is that of its nodes, None for a driver alone, `request` words for
+    its job's head.
+    """
     known, has_gpus = SCHEDULERS[scheduler], backend not in (None, "cpu")
     given = {**AN_HOUR, **figures, "kind": "ngpus" if has_gpus else "ncpus", "end": END_OF_FILE}
     given["slots"] = figures["nodes"] * figures["per_node"]
     words = {key: text.format(**given) for key, text in kind.items()}
-    words |= {key: text.format(**given, **words) for key, text in known.items() if isinstance(text, str)}
+    words |= {
+        key: text.format(**given, **words) for key, text in known.items() if isinstance(text, str)
+    }
     directives = words["directives"] + (words["gpus"] if has_gpus else "")
     directives += words["whole_nodes"] if backend is not None else ""
     for key, value in request.items():

@@ -1,7 +1,8 @@
 """Recipes as DeepSpeed's JSON configuration (keys as DeepSpeed 0.19 reads them).
 
-What the training script decides and the JSON does not hold is refused: pipelines (`PipelineModule`), recompute and
-compilation. DeepSpeed ignores the key "frontrunner", which holds the provenance: JSON has no comments.
+What the training script decides and the JSON does not hold is refused: pipelines
+(`PipelineModule`), recompute and compilation. DeepSpeed ignores the key "frontrunner", which holds
+the provenance: JSON has no comments.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ REFUSED = {
     "expert_parallel.expert_tensor_parallel_size": "experts cut by tensor parallelism",
     "zero_optimization.mics_shard_size": "MiCS, which DeepSpeed has removed",
 }
-OFFLOADS = {("none", "none"): "none", ("cpu", "none"): "optimizer", ("cpu", "cpu"): "optimizer+parameters"}
+OFFLOADS = {
+    ("none", "none"): "none",
+    ("cpu", "none"): "optimizer",
+    ("cpu", "cpu"): "optimizer+parameters",
+}
 BATCH = {
     "global_batch_seqs": "train_batch_size",
     "micro_batch_seqs": "train_micro_batch_size_per_gpu",
@@ -35,7 +40,12 @@ AUTO_TP = "tensor_parallel.autotp_size"
 ZERO_KEYS = {name: f"zero_optimization.{key}" for name, key in ZERO_PLUS_PLUS.items()}
 SECONDARY = "secondary_partition"
 AUTO_EP = "expert_parallel.autoep_size"
-NAMES = {**BATCH, "tensor_parallel": AUTO_TP, SECONDARY: ZERO_KEYS[SECONDARY], "expert_parallel": AUTO_EP}
+NAMES = {
+    **BATCH,
+    "tensor_parallel": AUTO_TP,
+    SECONDARY: ZERO_KEYS[SECONDARY],
+    "expert_parallel": AUTO_EP,
+}
 
 
 class DeepSpeed(Tool):
@@ -68,25 +78,36 @@ class DeepSpeed(Tool):
         return json_text({PROVENANCE: [*header, *notes]} | configuration(problem, recipe))
 
     def read(self, problem: Problem, given: Given) -> Recipe:
-        """Return the recipe of a configuration; numbers that it leaves to the script ("auto") have to be stated."""
+        """Return the recipe of a configuration; numbers that it leaves to the script ("auto") have
+        to be stated.
+        """
         root = given.keep(reading.json_table(given.text))
         root.seen.add(PROVENANCE)
         found = choices(problem, root)
         stages = root.get("pipeline.stages", "auto")
         if stages not in ("auto", 1):
-            raise bad_value("pipeline.stages", stages, "no pipeline: give Megatron-DeepSpeed's arguments")
+            raise bad_value(
+                "pipeline.stages", stages, "no pipeline: give Megatron-DeepSpeed's arguments"
+            )
         batch, micro, accumulation = (found.get(key) for key in BATCH)
         if batch and micro and accumulation and "devices" not in given.stated:
             replicas, rest = divmod(batch, micro * accumulation)
             if rest:
-                raise bad_value("train_batch_size", batch, f"a multiple of {micro} x {accumulation}")
+                raise bad_value(
+                    "train_batch_size", batch, f"a multiple of {micro} x {accumulation}"
+                )
             found["devices"] = replicas * found["tensor_parallel"]
         return reading.recipe_of(problem, found, given, engine="deepspeed")
 
 
 def zero_refusals(problem: Problem, recipe: Recipe) -> tuple[Refusal, ...]:
-    """Refuse what is not ZeRO 0 to 3 over all replicas, and an offload to a disk that the cluster does not name."""
-    name, no_disk = recipe.sharding_name, recipe.offload == "nvme" and problem.cluster.nvme_path is None
+    """Refuse what is not ZeRO 0 to 3 over all replicas, and an offload to a disk that the cluster
+    does not name.
+    """
+    name, no_disk = (
+        recipe.sharding_name,
+        recipe.offload == "nvme" and problem.cluster.nvme_path is None,
+    )
     unsaid = f"DeepSpeed has ZeRO 0 to 3 over all replicas, not {name}"
     return (
         (name not in SHARDING_NAMES, "sharding-unsaid", unsaid),
@@ -95,7 +116,9 @@ def zero_refusals(problem: Problem, recipe: Recipe) -> tuple[Refusal, ...]:
 
 
 def zero_stage(recipe: Recipe) -> int | None:
-    """Return the ZeRO stage, 0 to 3, and over one copy the lowest that has the recipe's offload; else None."""
+    """Return the ZeRO stage, 0 to 3, and over one copy the lowest that has the recipe's offload;
+    else None.
+    """
     name = recipe.sharding_name
     if recipe.copies > 1:
         return SHARDING_NAMES.index(name) if name in SHARDING_NAMES else None
@@ -140,7 +163,9 @@ def choices(problem: Problem, root: Table) -> dict[str, Any]:
     offloads = OFFLOADS | {("nvme", "nvme"): "nvme"}
     if devices not in offloads:
         expected = "the optimizer on cpu, or optimizer and parameters both on cpu or both on nvme"
-        raise bad_value("zero_optimization.offload_optimizer, offload_param", list(devices), expected)
+        raise bad_value(
+            "zero_optimization.offload_optimizer, offload_param", list(devices), expected
+        )
     return {
         **{key: root.number(name) for key, name in BATCH.items() if root.get(name) != "auto"},
         "tensor_parallel": root.number(AUTO_TP) if root.get(AUTO_TP) else 1,
@@ -158,7 +183,9 @@ def zero_sharding(root: Table, key: str, default: int) -> str:
 
 
 def _refuse_other_precision(problem: Problem, root: Table) -> None:
-    """Raise `InvalidInput` for another precision: fp32 where none is enabled, and none where one is "auto"."""
+    """Raise `InvalidInput` for another precision: fp32 where none is enabled, and none where one is
+    "auto".
+    """
     if root.flag("torch_autocast.enabled"):
         raise InvalidInput("torch_autocast: no recipe of ours computes by autocast")
     found = False
@@ -169,4 +196,6 @@ def _refuse_other_precision(problem: Problem, root: Table) -> None:
             found = True
             reading.refuse_other_problem({f"{key}.enabled": (precision, problem.precision)})
     if not found:
-        reading.refuse_other_default("neither bf16.enabled nor fp16.enabled is there", "fp32", problem.precision)
+        reading.refuse_other_default(
+            "neither bf16.enabled nor fp16.enabled is there", "fp32", problem.precision
+        )

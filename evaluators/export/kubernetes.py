@@ -1,9 +1,10 @@
 """A JobSet for Kubernetes: the full training with a recipe, by torchrun on each node.
 
-JobSet rather than a TrainJob of Kubeflow Trainer, which is built on it: one manifest is the whole job, volumes and the
-restart of all nodes together are of its own API, and no runtime has to be installed that states the same again. The
-manifest holds the recipe file, and a volume claim that keeps checkpoints; a JobSet that starts all its pods again
-continues from the newest of them, as a replay does.
+JobSet rather than a TrainJob of Kubeflow Trainer, which is built on it: one manifest is the whole
+job, volumes and the restart of all nodes together are of its own API, and no runtime has to be
+installed that states the same again. The manifest holds the recipe file, and a volume claim that
+keeps checkpoints; a JobSet that starts all its pods again continues from the newest of them, as a
+replay does.
 """
 
 from __future__ import annotations
@@ -17,21 +18,34 @@ from frontrunner.evaluators.export.base import TrainingJob, comments
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import bad_value
 
-RESOURCES = {"cpu": "cpu", "cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu", "xpu": "gpu.intel.com/i915"}
+RESOURCES = {
+    "cpu": "cpu",
+    "cuda": "nvidia.com/gpu",
+    "rocm": "amd.com/gpu",
+    "xpu": "gpu.intel.com/i915",
+}
 """What the device plug-ins of Kubernetes call a node's devices."""
 VOLUME = "/frontrunner"
 RECIPE = "/recipe"
 PORT = 29500
 NODE = "node"
 MAX_RESTARTS = 10
-"""Restarts after failures of the training; those after a node was taken away, or drained, do not count."""
+"""Restarts after failures of the training; those after a node was taken away, or drained, do not
+count.
+"""
 STATE_BYTES = 12
 """Of a parameter in a checkpoint: weight and two moments in fp32."""
 CHECKPOINTS = 3
 """In the volume at a time: two are kept while the next is written."""
 YOURS = (
-    "image, STEPS, DATA (a file on the volume instead of the recipe's data), the volume's class and size, and the",
-    "namespace are yours to set. The image has Python with frontrunner: examples/kubernetes/Dockerfile.",
+    (
+        "image, STEPS, DATA (a file on the volume instead of the recipe's data), the volume's class"
+        " and size, and the"
+    ),
+    (
+        "namespace are yours to set. The image has Python with frontrunner:"
+        " examples/kubernetes/Dockerfile."
+    ),
     "Needs the JobSet controller 0.8 or later. Checked against its API; never run on a cluster.",
 )
 SCRIPT = """\
@@ -53,7 +67,7 @@ python -m torch.distributed.run --nnodes {nodes} --nproc-per-node {per_node} --n
 if [ "$JOB_COMPLETION_INDEX" = 0 ]; then
   grep -q '"status": "trained"' result.json  # else the training has failed, whatever its ranks' exit codes are
 fi
-"""
+"""  # noqa: E501
 
 
 def manifest(job: TrainingJob) -> str:
@@ -65,7 +79,11 @@ def manifest(job: TrainingJob) -> str:
 
     (nodes, per_node), problem = job.launch("kubernetes"), job.problem
     if (backend := problem.cluster.backend) not in RESOURCES:
-        raise bad_value("cluster.backend", backend, f"one of {', '.join(RESOURCES)}, which the trainer trains on")
+        raise bad_value(
+            "cluster.backend",
+            backend,
+            f"one of {', '.join(RESOURCES)}, which the trainer trains on",
+        )
     identity = recipe_id(problem, job.recipe)
     name = f"frontrunner-{identity}"
     script = SCRIPT.format(
@@ -79,11 +97,20 @@ def manifest(job: TrainingJob) -> str:
     )
     variables = {"STEPS": str(job.steps), "DATA": "", "FIRST_NODE": f"{name}-{NODE}-0-0.{name}"}
     if job.network_interface is not None:
-        variables |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), job.network_interface)
-    stored = CHECKPOINTS * STATE_BYTES * problem.model.parameters + sum(size for _, size in job.data)
+        variables |= dict.fromkeys(
+            ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), job.network_interface
+        )
+    stored = CHECKPOINTS * STATE_BYTES * problem.model.parameters + sum(
+        size for _, size in job.data
+    )
     folders = {str(Path(path).parent): f"data-{place}" for place, (path, _) in enumerate(job.data)}
-    mounts = [{"name": "volume", "mountPath": path, "subPath": folder} for path, folder in folders.items()]
-    copies = [f"Data: copy what is in {path} to the folder {folder} of the volume." for path, folder in folders.items()]
+    mounts = [
+        {"name": "volume", "mountPath": path, "subPath": folder} for path, folder in folders.items()
+    ]
+    copies = [
+        f"Data: copy what is in {path} to the folder {folder} of the volume."
+        for path, folder in folders.items()
+    ]
     documents = (
         {
             "apiVersion": "v1",
@@ -107,9 +134,15 @@ def manifest(job: TrainingJob) -> str:
 
 
 def _job_set(
-    name: str, nodes: int, devices: Mapping[str, int], variables: Mapping[str, str], mounts: Sequence[Mapping[str, str]]
+    name: str,
+    nodes: int,
+    devices: Mapping[str, int],
+    variables: Mapping[str, str],
+    mounts: Sequence[Mapping[str, str]],
 ) -> dict[str, Any]:
-    environment: list[dict[str, Any]] = [{"name": key, "value": value} for key, value in variables.items()]
+    environment: list[dict[str, Any]] = [
+        {"name": key, "value": value} for key, value in variables.items()
+    ]
     path = "metadata.labels['batch.kubernetes.io/controller-uid']"
     environment.append({"name": "JOB_UID", "valueFrom": {"fieldRef": {"fieldPath": path}}})
     container = {
@@ -122,7 +155,10 @@ def _job_set(
             {"name": "recipe", "mountPath": RECIPE},
             {"name": "volume", "mountPath": VOLUME},
             *map(dict, mounts),
-            {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - where NCCL's buffers are
+            {
+                "name": "shared-memory",
+                "mountPath": "/dev/shm",  # noqa: S108 - where NCCL's buffers are
+            },
         ],
     }
     pod = {
@@ -134,7 +170,10 @@ def _job_set(
             {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
         ],
     }
-    taken_away = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    taken_away = {
+        "action": "FailJob",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
     job = {
         "completionMode": "Indexed",
         "completions": nodes,

@@ -1,15 +1,18 @@
 """Recipes as Megatron-LM's arguments, and those of the trainers built from it.
 
-Megatron-LM: names and checks of `megatron/training/arguments.py` (NVIDIA/Megatron-LM, commit 000c4ac2, core 0.16),
-layouts of uneven stages of megatron-core 0.16.1. The distributed optimizer is ZeRO-1 over replicas and context ranks;
-ZeRO-2 and 3 are Megatron FSDP's. Ranks are numbered tp-cp-dp-pp, with --use-tp-pp-dp-mapping tp-cp-pp-dp.
+Megatron-LM: names and checks of `megatron/training/arguments.py` (NVIDIA/Megatron-LM, commit
+000c4ac2, core 0.16), layouts of uneven stages of megatron-core 0.16.1. The distributed optimizer is
+ZeRO-1 over replicas and context ranks; ZeRO-2 and 3 are Megatron FSDP's. Ranks are numbered
+tp-cp-dp-pp, with --use-tp-pp-dp-mapping tp-cp-pp-dp.
 
-Megatron-DeepSpeed, the trainer of the Frontier study (arXiv 2312.12705): names of `megatron/arguments.py`
-(deepspeedai/Megatron-DeepSpeed, commit 207b2d5a), with the DeepSpeed configuration that they name; ZeRO stage and batch
-are in both. Its pipeline is DeepSpeed's: 1F1B, whole gradients, equally many layers per stage.
+Megatron-DeepSpeed, the trainer of the Frontier study (arXiv 2312.12705): names of
+`megatron/arguments.py` (deepspeedai/Megatron-DeepSpeed, commit 207b2d5a), with the DeepSpeed
+configuration that they name; ZeRO stage and batch are in both. Its pipeline is DeepSpeed's: 1F1B,
+whole gradients, equally many layers per stage.
 
-NeMo's Megatron-Bridge: YAML for --config-file, or overrides such as `train.micro_batch_size=2`, with the names of
-`ConfigContainer` of megatron-bridge 0.3.1. Model, sequence length and precision are those of the Bridge recipe.
+NeMo's Megatron-Bridge: YAML for --config-file, or overrides such as `train.micro_batch_size=2`,
+with the names of `ConfigContainer` of megatron-bridge 0.3.1. Model, sequence length and precision
+are those of the Bridge recipe.
 """
 
 from __future__ import annotations
@@ -22,7 +25,16 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from frontrunner.evaluators.export import deepspeed, reading
-from frontrunner.evaluators.export.base import Export, Refusal, Tool, comments, is_preset, nested, words, yaml_text
+from frontrunner.evaluators.export.base import (
+    Export,
+    Refusal,
+    Tool,
+    comments,
+    is_preset,
+    nested,
+    words,
+    yaml_text,
+)
 from frontrunner.evaluators.export.reading import Given, Options, Table
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown_key
 from frontrunner.spaces.model import Model, RotaryScaling
@@ -41,22 +53,31 @@ OPTIONS = {
     "expert_tensor_parallel": "--expert-tensor-parallel-size",
 }
 DEEPSPEED_OPTIONS = {
-    name: OPTIONS[name] for name in OPTIONS if name not in ("context_parallel", "expert_tensor_parallel")
+    name: OPTIONS[name]
+    for name in OPTIONS
+    if name not in ("context_parallel", "expert_tensor_parallel")
 }
 DEEPSPEED_OPTIONS["expert_parallel"] = "--moe-expert-parallel-size"
 MODEL_FIELDS = frozenset({
-    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "vocabulary_multiple", "positions",
-    "max_positions", "rotary_theta", "rotary_scaling", "activation", "norm", "norm_epsilon", "biases", "head_width",
-    "qk_norm", "tied_embeddings", "experts", "experts_per_token", "renormalized_experts", "attention",
+    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "vocabulary_multiple",
+    "positions",
+    "max_positions", "rotary_theta", "rotary_scaling", "activation", "norm", "norm_epsilon",
+    "biases", "head_width",
+    "qk_norm", "tied_embeddings", "experts", "experts_per_token", "renormalized_experts",
+    "attention",
 })  # fmt: skip
 """Fields of a model that both trainers with a command line have options for."""
 CORE_MODEL_FIELDS = MODEL_FIELDS | {
-    "shared_experts", "dense_layers", "dense_ffn_hidden", "router", "router_groups", "router_groups_kept",
-    "routed_scale", "balancing", "balancing_weight", "key_value_rank", "query_rank", "rotary_width", "value_width",
+    "shared_experts", "dense_layers", "dense_ffn_hidden", "router", "router_groups",
+    "router_groups_kept",
+    "routed_scale", "balancing", "balancing_weight", "key_value_rank", "query_rank", "rotary_width",
+    "value_width",
     "attention_window", "full_attention_every", "attention_sinks", "mtp_layers",
 }  # fmt: skip
 CLAMPED = {"--quick-geglu": True, "--glu-linear-offset": 1.0, "--activation-func-clamp-value": 7.0}
-"""gpt-oss's activation: `quick_gelu(x) = x sigmoid(1.702 x)` of one product, times the other and 1, both clamped."""
+"""gpt-oss's activation: `quick_gelu(x) = x sigmoid(1.702 x)` of one product, times the other and 1,
+both clamped.
+"""
 PART_DEFAULTS = {
     "softmax-type": "vanilla",
     "rotary-percent": 1.0,
@@ -88,7 +109,9 @@ FP8 = {
 """As torchao scales: gradients by tensors in E5M2, what else is multiplied in E4M3."""
 BRIDGE_FP8 = {"tensorwise": "bf16_with_fp8_current_scaling_mixed", "mxfp8": "bf16_with_mxfp8_mixed"}
 FSDP = {"zero-2": "optim_grads", "zero-3": "optim_grads_params"}
-SHARDING_OF_STRATEGY = {"no_shard": "none", "optim": "zero-1"} | {theirs: ours for ours, theirs in FSDP.items()}
+SHARDING_OF_STRATEGY = {"no_shard": "none", "optim": "zero-1"} | {
+    theirs: ours for ours, theirs in FSDP.items()
+}
 REFUSED_EXPERTS = {
     "moe-expert-capacity-factor": "experts of a capacity, which drop tokens",
     "moe-shared-expert-gate": "a gate of shared experts",
@@ -105,8 +128,14 @@ REFUSED = {
     "--optimizer-cpu-offload": "a part of the optimizer offloaded",
     "--num-distributed-optimizer-instances": "optimizer states sharded over a part of the replicas",
     "--rampup-batch-size": "a batch that grows",
-    **{f"--decoder-{end}-pipeline-num-layers": f"this option: give --{LAYOUT}" for end in ("first", "last")},
-    **{f"--account-for-{what}-in-pipeline-split": f"this option: give --{LAYOUT}" for what in ("embedding", "loss")},
+    **{
+        f"--decoder-{end}-pipeline-num-layers": f"this option: give --{LAYOUT}"
+        for end in ("first", "last")
+    },
+    **{
+        f"--account-for-{what}-in-pipeline-split": f"this option: give --{LAYOUT}"
+        for what in ("embedding", "loss")
+    },
     "--microbatch-group-size-per-virtual-pipeline-stage": "groups of micro-batches",
 }
 REFUSED_WITH_DEEPSPEED = {
@@ -146,7 +175,9 @@ BRIDGE_RECIPES = {
     "deepseek-v2-lite": "deepseek_v2_lite",
     "deepseek-v3": "deepseek_v3",
 }
-"""The recipes of `megatron.bridge.recipes` in Megatron-Bridge 0.3.1, without `_pretrain_config`, by our presets."""
+"""The recipes of `megatron.bridge.recipes` in Megatron-Bridge 0.3.1, without `_pretrain_config`, by
+our presets.
+"""
 _LEADING_DENSE = re.compile(r"\(?\[0\](?:\*([0-9]{1,5}))?\+\[1\](?:\*[0-9]{1,5})?\)?")
 _LAYER_KINDS = re.compile(r"\[[01](?:, ?[01]){0,9999}\]")
 _REPEATED_GROUP = re.compile(r"\(([^()]*)\)\*([0-9]{1,5})")
@@ -175,20 +206,29 @@ class MegatronLM(Tool):
     epsilon = "--norm-epsilon"
     model_fields: ClassVar[frozenset[str] | None] = CORE_MODEL_FIELDS
     expressed = frozenset({
-        "virtual_stages", "schedule", "sharding", "recompute", "sequence_parallel", "optimizer_state",
+        "virtual_stages", "schedule", "sharding", "recompute", "sequence_parallel",
+        "optimizer_state",
         "layers_per_stage", "rank_order", "fp8",
     })  # fmt: skip
 
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
         """Return what Megatron core does not run.
 
-        Its interleaved schedules go in rounds of all ranks. It shards by its distributed optimizer (ZeRO-1, alone with
-        bf16 states) or Megatron FSDP, puts context ranks before stages, and cuts sequences into a front and a back
-        slice per rank, which balance causal attention.
+        Its interleaved schedules go in rounds of all ranks. It shards by its distributed optimizer
+        (ZeRO-1, alone with bf16 states) or Megatron FSDP, puts context ranks before stages, and
+        cuts sequences into a front and a back slice per rank, which balance causal attention.
         """
-        tool, name, schedule, order = self.title, recipe.sharding_name, recipe.schedule, recipe.rank_order
+        tool, name, schedule, order = (
+            self.title,
+            recipe.sharding_name,
+            recipe.schedule,
+            recipe.rank_order,
+        )
         pp, cp, steps = recipe.pipeline_parallel, recipe.context_parallel, recipe.accumulation
-        is_plain, is_cut = name == "none" and recipe.copies > 1, cp > 1 and problem.sequence_length % (2 * cp)
+        is_plain, is_cut = (
+            name == "none" and recipe.copies > 1,
+            cp > 1 and problem.sequence_length % (2 * cp),
+        )
         rounds = f"rounds of pipeline_parallel {pp}, which does not divide {steps}"
         cut = f"{problem.sequence_length} positions into 2 x context_parallel {cp} equal slices"
         tp = recipe.tensor_parallel
@@ -210,17 +250,22 @@ class MegatronLM(Tool):
             (order == "tp-pp-dp" and min(cp, pp) > 1, "rank-order-context",
              f"{tool}'s tp-pp-dp has context ranks before stages; ours come after them"),
             (order == "tp-pp-dp" and pp > 1 and ep != tp, "rank-order-experts",
-             f"{tool}'s tp-pp-dp needs as many copies of experts as of the rest: shared by {tp} ranks, not {ep}"),
+             f"{tool}'s tp-pp-dp needs as many copies of experts as of the rest: shared by {tp} "
+             f"ranks, not {ep}"),
             (is_cut, "context-halves", f"{tool} cuts {cut}"),
             (cp > 1 and _window(problem), "window-context",
-             f"no attention_window is exported for {tool} with context_parallel {cp}, which Transformer Engine "
+             f"no attention_window is exported for {tool} with context_parallel {cp}, which "
+             f"Transformer Engine "
              "combines in some ways of communication alone"),
             (recipe.fp8 == "rowwise", "fp8-unsaid",
-             f"{tool} scales by tensors and blocks, not by rows: fp8 {' and '.join(FP8)} have settings"),
+             f"{tool} scales by tensors and blocks, not by rows: fp8 {' and '.join(FP8)} have "
+             f"settings"),
         )  # fmt: skip
 
     def _model_refusals(self, model: Model) -> tuple[Refusal, ...]:
-        """Return what of a model has no option; of the scaling of rotary frequencies only the factor has one."""
+        """Return what of a model has no option; of the scaling of rotary frequencies only the
+        factor has one.
+        """
         tool, scaling, theta = self.title, model.rotary_scaling, model.rotary_theta
         is_latent, is_sigmoid = model.key_value_rank is not None, model.router == "sigmoid"
         if is_latent:
@@ -234,21 +279,27 @@ class MegatronLM(Tool):
             (model.activation == "gelu_tanh" and model.biases != "all", "model-unsaid",
              f"{tool} computes activation gelu_tanh only with biases all, not {model.biases}"),
             (model.activation == "geglu", "model-unsaid",
-             f"{tool} gates by the sigmoid form of GELU (--quick-geglu), not by the tanh form of activation geglu"),
+             f"{tool} gates by the sigmoid form of GELU (--quick-geglu), not by the tanh form "
+             f"of activation geglu"),
             (model.positions == "rotary" and theta % 1, "model-unsaid",
              f"{tool} takes a whole number for rotary_theta, not {theta}"),
             (other, "model-unsaid", f"{tool} has {stated}, not {scaling}"),
-            (not is_latent and int(model.head_dim * _rotary_percent(model)) != model.rotary_width, "model-unsaid",
-             f"{tool} has no --rotary-percent that rotates {model.rotary_width} of {model.head_dim}"),
-            (is_sigmoid and model.experts_per_token > 1 and not model.renormalized_experts, "model-unsaid",
+            (not is_latent and int(model.head_dim * _rotary_percent(model)) != model.rotary_width,
+                "model-unsaid",
+             f"{tool} has no --rotary-percent that rotates {model.rotary_width} of "
+             f"{model.head_dim}"),
+            (is_sigmoid and model.experts_per_token > 1 and not model.renormalized_experts,
+                "model-unsaid",
              f"{tool} renormalizes the probabilities of a sigmoid router"),
             (model.balancing == "bias" and not is_sigmoid, "model-unsaid",
              f"{tool} balances by a bias only with a sigmoid router"),
             (model.router_groups > 1 and summed != (2 if is_sigmoid else 1), "model-unsaid",
-             f"{tool} ranks a group of experts by the sum of its {summed} highest (experts_per_token over "
+             f"{tool} ranks a group of experts by the sum of its {summed} highest "
+             f"(experts_per_token over "
              "router_groups_kept), ours by 2 of a sigmoid router and 1 of a softmax"),
             (model.renormalized_experts and model.experts_per_token == 1, "model-unsaid",
-             f"{tool} multiplies a single expert by its probability: renormalized_experts is false there"),
+             f"{tool} multiplies a single expert by its probability: renormalized_experts is "
+             f"false there"),
         )  # fmt: skip
 
     def key(self, name: str) -> str:
@@ -262,18 +313,27 @@ class MegatronLM(Tool):
         fsdp, bf16_states = FSDP.get(recipe.sharding_name), recipe.optimizer_state == "bf16"
         settings = self._common(problem, recipe) | {
             # Of Transformer Engine's fused kernels only cuDNN's have sinks.
-            "--attention-backend": {"flash": "fused" if model.attention_sinks else "flash", "math": "unfused"}[
-                model.attention
-            ],
+            "--attention-backend": {
+                "flash": "fused" if model.attention_sinks else "flash",
+                "math": "unfused",
+            }[model.attention],
             self.has_kv_heads: has_gqa,
             f"--{self.kv_heads}": model.kv_heads if has_gqa else None,
-            "--position-embedding-type": {"rotary": "rope", "learned": "learned_absolute"}[model.positions],
+            "--position-embedding-type": {"rotary": "rope", "learned": "learned_absolute"}[
+                model.positions
+            ],
             **_rotary_scaling(model),
-            **{f"--{k}": value for k, value in _attention(problem).items() if value != PART_DEFAULTS.get(k)},
+            **{
+                f"--{k}": value
+                for k, value in _attention(problem).items()
+                if value != PART_DEFAULTS.get(k)
+            },
             **(CLAMPED if model.activation == "swiglu_clamped" else {}),
             "--normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[model.norm],
             "--add-qkv-bias": model.biases == "qkv",
-            "--qk-layernorm": model.qk_norm or model.key_value_rank is not None,  # of latent attention its two norms
+            "--qk-layernorm": (
+                model.qk_norm or model.key_value_rank is not None
+            ),  # of latent attention its two norms
             **self._experts(problem),
             f"--{LAYOUT}": None if is_even else layout(layers, model.mtp_layers),
             f"--{LAYERS_PER_STAGE}": layers[0] if is_even and recipe.virtual_stages > 1 else None,
@@ -293,7 +353,10 @@ class MegatronLM(Tool):
         connections = "above 1" if fsdp else "1, except on devices from Blackwell on"
         notes = [*self._notes(recipe), *_norm_notes(model)]
         if fsdp or max(recipe.tensor_parallel, recipe.context_parallel) > 1:
-            notes.append(f"note: {self.title} needs the environment variable CUDA_DEVICE_MAX_CONNECTIONS {connections}")
+            notes.append(
+                f"note: {self.title} needs the environment variable CUDA_DEVICE_MAX_CONNECTIONS"
+                f" {connections}"
+            )
         return Export(arguments=words(settings), notes=tuple(notes))
 
     def read(self, problem: Problem, given: Given) -> Recipe:
@@ -304,24 +367,32 @@ class MegatronLM(Tool):
         found = self._choices(problem, said)
         types = {said.text(name, "fp32") for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")}
         if types not in ({"fp32"}, {"bf16"}):
-            raise bad_value("--exp-avg-dtype, --exp-avg-sq-dtype", sorted(types), "fp32 or bf16, the same for both")
+            raise bad_value(
+                "--exp-avg-dtype, --exp-avg-sq-dtype",
+                sorted(types),
+                "fp32 or bf16, the same for both",
+            )
         found["optimizer_state"] = types.pop()
         stated = {
-            name: said.text(name, default) for name, default in (("--fp8-format", ""), ("--fp8-recipe", "delayed"))
+            name: said.text(name, default)
+            for name, default in (("--fp8-format", ""), ("--fp8-recipe", "delayed"))
         }
         if stated["--fp8-format"]:
             scaling = next((ours for ours, theirs in FP8.items() if theirs == stated), None)
             if scaling is None:
                 expected = "".join(f"{' '.join(theirs.values())}, " for theirs in FP8.values())
-                raise bad_value("--fp8-format, --fp8-recipe", list(stated.values()), f"{expected}or none")
+                raise bad_value(
+                    "--fp8-format, --fp8-recipe", list(stated.values()), f"{expected}or none"
+                )
             found["fp8"] = scaling
         return reading.recipe_of(problem, found | said.launch, given)
 
     def _common(self, problem: Problem, recipe: Recipe) -> dict[str, object]:
         """Return the options of both trainers that have a command line.
 
-        Megatron pads the vocabulary to a multiple of its divisor times tensor_parallel: the divisor is chosen
-        so that it pads as we do. Its fused kernel for a bias and GELU computes the tanh form.
+        Megatron pads the vocabulary to a multiple of its divisor times tensor_parallel: the divisor
+        is chosen so that it pads as we do. Its fused kernel for a bias and GELU computes the tanh
+        form.
         """
         model = problem.model
         is_rotary = model.positions == "rotary"
@@ -347,7 +418,9 @@ class MegatronLM(Tool):
         }
 
     def _experts(self, problem: Problem) -> dict[str, object]:
-        """Return the options of latent attention and of experts: dropless, tokens sent by all-to-all."""
+        """Return the options of latent attention and of experts: dropless, tokens sent by
+        all-to-all.
+        """
         model = problem.model
         found: dict[str, object] = {f"--{name}": value for name, value in _parts(model).items()}
         if not model.experts:
@@ -355,20 +428,30 @@ class MegatronLM(Tool):
         dense = model.dense_layers
         return found | {
             "--moe-layer-freq": f"[0]*{dense}+[1]*{model.layers - dense}" if dense else None,
-            "--moe-router-load-balancing-type": "seq_aux_loss" if model.balancing == "loss" else "none",
+            "--moe-router-load-balancing-type": (
+                "seq_aux_loss" if model.balancing == "loss" else "none"
+            ),
             "--moe-aux-loss-coeff": model.balancing_weight if model.balancing == "loss" else None,
             "--moe-router-enable-expert-bias": model.balancing == "bias",
-            "--moe-router-bias-update-rate": model.balancing_weight if model.balancing == "bias" else None,
+            "--moe-router-bias-update-rate": (
+                model.balancing_weight if model.balancing == "bias" else None
+            ),
             "--moe-token-dispatcher-type": "alltoall",
             "--moe-grouped-gemm": problem.precision == "bf16",
-            "--no-bias-dropout-fusion": model.biases == "all",  # grouped products with biases need this
+            "--no-bias-dropout-fusion": (
+                model.biases == "all"
+            ),  # grouped products with biases need this
         }
 
     def _recomputing(self, recipe: Recipe) -> dict[str, object]:
-        """Return the options of recompute: full keeps each layer's input, selective repeats attention's core."""
+        """Return the options of recompute: full keeps each layer's input, selective repeats
+        attention's core.
+        """
         full = recipe.recompute == "full"
         return {
-            self.key("recompute-granularity"): None if recipe.recompute == "none" else recipe.recompute,
+            self.key("recompute-granularity"): (
+                None if recipe.recompute == "none" else recipe.recompute
+            ),
             self.key("recompute-method"): "uniform" if full else None,
             self.key("recompute-num-layers"): 1 if full else None,
         }
@@ -378,22 +461,29 @@ class MegatronLM(Tool):
         notes = [f"note: recompute selective is {which}"] if recipe.recompute == "selective" else []
         if recipe.fp8 != "none":
             notes.append(
-                "note: products in 8 bits are Transformer Engine's, also those of experts; the probed one's torchao's"
+                "note: products in 8 bits are Transformer Engine's, also those of experts; the"
+                " probed one's torchao's"
             )
         return tuple(notes)
 
     def _choices(self, problem: Problem, said: Options | Table) -> dict[str, Any]:
         key = self.key
-        found: dict[str, Any] = {number: value for number, name in self.names.items() if (value := said.number(name))}
+        found: dict[str, Any] = {
+            number: value for number, name in self.names.items() if (value := said.number(name))
+        }
         pp = found.setdefault("pipeline_parallel", 1)
         if isinstance(said, Options) and said.number("--num-experts"):
-            found.setdefault("expert_tensor_parallel", found.get("tensor_parallel", 1))  # as Megatron-LM does
+            found.setdefault(
+                "expert_tensor_parallel", found.get("tensor_parallel", 1)
+            )  # as Megatron-LM does
         found |= self._stages(problem, said, pp)
         sharding = "zero-1" if said.flag(key("use-distributed-optimizer")) else "none"
         if said.flag(key("use-megatron-fsdp")):
             strategy = said.text(key(STRATEGY), "no_shard")
             if strategy not in SHARDING_OF_STRATEGY:
-                raise bad_value(key(STRATEGY), strategy, f"one of {', '.join(SHARDING_OF_STRATEGY)}")
+                raise bad_value(
+                    key(STRATEGY), strategy, f"one of {', '.join(SHARDING_OF_STRATEGY)}"
+                )
             sharding = SHARDING_OF_STRATEGY[strategy]
         granularity = said.text(key("recompute-granularity"), "none")
         if granularity not in ("none", "full", "selective"):
@@ -401,12 +491,16 @@ class MegatronLM(Tool):
         how = {"recompute-method": "uniform", "recompute-num-layers": "1"}
         texts = [said.text(key(name), default) for name, default in how.items()]
         if granularity == "full" and texts != list(how.values()):
-            raise bad_value(", ".join(map(key, how)), " ".join(texts), "uniform 1: every layer on its own")
+            raise bad_value(
+                ", ".join(map(key, how)), " ".join(texts), "uniform 1: every layer on its own"
+            )
         schedule = "1f1b" if found.get("virtual_stages", 1) == 1 else "interleaved-1f1b"
         return found | {
             "schedule": "none" if pp == 1 else schedule,
             # Megatron turns sequence parallelism off without tensor parallelism.
-            "sequence_parallel": said.flag(key("sequence-parallel")) and found.get("tensor_parallel", 1) > 1,
+            "sequence_parallel": (
+                said.flag(key("sequence-parallel")) and found.get("tensor_parallel", 1) > 1
+            ),
             "sharding": sharding,
             "recompute": "selective" if said.flag(key("recompute-activations")) else granularity,
             "rank_order": "tp-pp-dp" if said.flag(key("use-tp-pp-dp-mapping")) else "tp-dp-pp",
@@ -441,7 +535,11 @@ class MegatronLM(Tool):
             self.kv_heads: model.kv_heads,
             "seq-length": problem.sequence_length,
         }
-        found = {key(name): (said.number(key(name)), value) for name, value in sizes.items() if value is not None}
+        found = {
+            key(name): (said.number(key(name)), value)
+            for name, value in sizes.items()
+            if value is not None
+        }
         reading.refuse_other_problem(found)
         self._refuse_other_experts(problem, said)
         for name in ("vocab-size", "padded-vocab-size"):
@@ -450,7 +548,8 @@ class MegatronLM(Tool):
     def _refuse_other_experts(self, problem: Problem, said: Options | Table) -> None:
         """Raise `InvalidInput` for other experts or attention than the problem's.
 
-        A file for Megatron-Bridge changes a Bridge recipe; in a script, what is missing has Megatron's defaults.
+        A file for Megatron-Bridge changes a Bridge recipe; in a script, what is missing has
+        Megatron's defaults.
         """
         model, key, is_script = problem.model, self.key, isinstance(said, Options)
         is_whole = is_script and said.flag("--hidden-size")
@@ -465,45 +564,72 @@ class MegatronLM(Tool):
                 found = float(said.text(key(name))) if isinstance(found, str) else found
             if found is not None or is_whole:
                 reading.refuse_other_problem({key(name): (found or 0, value or 0)})
-        dense = _leading_dense(said.get(key("moe-layer-freq"), 1 if is_whole else None), key("moe-layer-freq"))
-        reading.refuse_other_problem({f"leading dense layers of {key('moe-layer-freq')}": (dense, model.dense_layers)})
+        dense = _leading_dense(
+            said.get(key("moe-layer-freq"), 1 if is_whole else None), key("moe-layer-freq")
+        )
+        reading.refuse_other_problem(
+            {f"leading dense layers of {key('moe-layer-freq')}": (dense, model.dense_layers)}
+        )
         if experts and is_script and "--moe-token-dispatcher-type" not in said.values:
-            raise bad_value("--moe-token-dispatcher-type", "allgather", "alltoall: tokens are sent to their experts")
+            raise bad_value(
+                "--moe-token-dispatcher-type",
+                "allgather",
+                "alltoall: tokens are sent to their experts",
+            )
 
     def _refuse_other_model(self, problem: Problem, said: Options) -> None:
-        """Raise `InvalidInput` where options describe another model, sequence length or precision than the problem's.
+        """Raise `InvalidInput` where options describe another model, sequence length or precision
+        than the problem's.
 
-        Where they give a hidden size they describe a model, so that those that are missing have their defaults.
+        Where they give a hidden size they describe a model, so that those that are missing have
+        their defaults.
         """
         model = problem.model
         self._refuse_other_sizes(problem, said)
         precisions = {f"--{name}": name for name in ("bf16", "fp16") if said.flag(f"--{name}")}
-        reading.refuse_other_problem({key: (precision, problem.precision) for key, precision in precisions.items()})
+        reading.refuse_other_problem(
+            {key: (precision, problem.precision) for key, precision in precisions.items()}
+        )
         if not precisions:
-            reading.refuse_other_default("neither --bf16 nor --fp16 is there", "fp32", problem.precision)
+            reading.refuse_other_default(
+                "neither --bf16 nor --fp16 is there", "fp32", problem.precision
+            )
         if not said.flag("--hidden-size"):
             return
         swiglu = said.flag("--swiglu")
         if said.flag("--quick-geglu"):
-            clamped = {name: float(said.text(name, "0")) for name in CLAMPED if name != "--quick-geglu"}
-            wanted = {name: value if model.activation == "swiglu_clamped" else None for name, value in CLAMPED.items()}
-            reading.refuse_other_problem({name: (value, wanted[name]) for name, value in clamped.items()})
+            clamped = {
+                name: float(said.text(name, "0")) for name in CLAMPED if name != "--quick-geglu"
+            }
+            wanted = {
+                name: value if model.activation == "swiglu_clamped" else None
+                for name, value in CLAMPED.items()
+            }
+            reading.refuse_other_problem(
+                {name: (value, wanted[name]) for name, value in clamped.items()}
+            )
         else:
             what = f"--swiglu is {'' if swiglu else 'not '}there"
             is_gelu = model.activation in ("gelu", "gelu_tanh")
             reading.refuse_other_default(
-                what, "swiglu" if swiglu else model.activation if is_gelu else "gelu", model.activation
+                what,
+                "swiglu" if swiglu else model.activation if is_gelu else "gelu",
+                model.activation,
             )
         if not said.flag("--ffn-hidden-size") and not model.experts:
             width = int(4 * model.hidden * 2 / 3) // 64 * 64 if swiglu else 4 * model.hidden
             reading.refuse_other_default("--ffn-hidden-size is not there", width, model.ffn_hidden)
         is_stated = any(map(said.flag, ("--group-query-attention", self.has_kv_heads)))
         if said.flag("--num-attention-heads") and not is_stated:
-            reading.refuse_other_default(f"{self.has_kv_heads} is not there", model.heads, model.kv_heads)
+            reading.refuse_other_default(
+                f"{self.has_kv_heads} is not there", model.heads, model.kv_heads
+            )
 
 
 class MegatronDeepSpeed(MegatronLM):
-    """Megatron-DeepSpeed: a bash file that writes the DeepSpeed configuration and sets the arguments."""
+    """Megatron-DeepSpeed: a bash file that writes the DeepSpeed configuration and sets the
+    arguments.
+    """
 
     name = "megatron-deepspeed"
     title = "Megatron-DeepSpeed"
@@ -526,7 +652,8 @@ class MegatronDeepSpeed(MegatronLM):
         has_experts = problem.model.experts > 0
         return (
             (has_experts and recipe.tensor_parallel > 1, "experts-tensor",
-             f"{tool} is exported with experts only for tensor_parallel 1: its tensor ranks repeat tokens or experts"),
+             f"{tool} is exported with experts only for tensor_parallel 1: its tensor ranks "
+             f"repeat tokens or experts"),
             (has_experts and recipe.sharding.parameters > 1, "experts-sharding",
              f"{tool} has experts with ZeRO 0 to 2, not {recipe.sharding_name}"),
             (has_stages and recipe.schedule != "1f1b", "schedule-unsaid",
@@ -544,8 +671,10 @@ class MegatronDeepSpeed(MegatronLM):
         return (
             *super()._model_refusals(model),
             (model.biases == "qkv", "model-unsaid", f"{tool} has biases all or none, not qkv"),
-            (model.activation == "swiglu_clamped", "model-unsaid", f"{tool} has no activation {model.activation}"),
-            (model.experts and model.biases == "all", "model-unsaid", f"no biases of experts are exported for {tool}"),
+            (model.activation == "swiglu_clamped", "model-unsaid",
+                f"{tool} has no activation {model.activation}"),
+            (model.experts and model.biases == "all", "model-unsaid",
+                f"no biases of experts are exported for {tool}"),
             (model.experts_per_token > 1 and not model.renormalized_experts, "model-unsaid",
              f"{tool} renormalizes the probabilities of several experts"),
         )  # fmt: skip
@@ -566,11 +695,16 @@ class MegatronDeepSpeed(MegatronLM):
 
     def _refuse_other_experts(self, problem: Problem, said: Options | Table) -> None:
         experts, model = said.number("--num-experts") or 1, problem.model
-        found: dict[str, tuple[object, object]] = {"--num-experts": (experts, max(1, model.experts))}
+        found: dict[str, tuple[object, object]] = {
+            "--num-experts": (experts, max(1, model.experts))
+        }
         if experts > 1:
             found["--topk"] = (said.number("--topk") or 1, model.experts_per_token)
             found["--expert-interval"] = (said.number("--expert-interval") or 2, 1)
-            found["--disable-moe-token-dropping"] = (said.flag("--disable-moe-token-dropping"), True)
+            found["--disable-moe-token-dropping"] = (
+                said.flag("--disable-moe-token-dropping"),
+                True,
+            )
         reading.refuse_other_problem(found)
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
@@ -596,15 +730,23 @@ class MegatronDeepSpeed(MegatronLM):
             sequence_parallel=False,
             expert_parallel=1,
         )
-        files = {deepspeed.FILE: deepspeed.json_text(deepspeed.configuration(problem, seen_by_deepspeed))}
-        padded = ("note: DeepSpeed's experts are padded to the fullest one's tokens",) if model.experts else ()
+        files = {
+            deepspeed.FILE: deepspeed.json_text(deepspeed.configuration(problem, seen_by_deepspeed))
+        }
+        padded = (
+            ("note: DeepSpeed's experts are padded to the fullest one's tokens",)
+            if model.experts
+            else ()
+        )
         notes = (*self._notes(recipe), *_norm_notes(model), *padded)
         return Export(arguments=words(settings), files=files, notes=notes)
 
     def read(self, problem: Problem, given: Given) -> Recipe:
-        """Return the recipe of a launch script and the DeepSpeed configuration that it names, inside or beside it.
+        """Return the recipe of a launch script and the DeepSpeed configuration that it names,
+        inside or beside it.
 
-        Raises `InvalidInput` where the two disagree: DeepSpeed would follow one and Megatron the other.
+        Raises `InvalidInput` where the two disagree: DeepSpeed would follow one and Megatron the
+        other.
         """
         said = given.keep(reading.read_options(given.text))
         said.refuse(REFUSED_WITH_DEEPSPEED)
@@ -614,7 +756,10 @@ class MegatronDeepSpeed(MegatronLM):
             found["recompute"] = "full"
         name = said.text("--deepspeed-config")
         if not name:
-            what = "--deepspeed_config is missing: it names the JSON that holds the ZeRO stage and the batch"
+            what = (
+                "--deepspeed_config is missing: it names the JSON that holds the ZeRO stage and the"
+                " batch"
+            )
             raise InvalidInput(what)
         text = reading.split_files(given.text)[1].get(name, given.beside(name))
         if text is None:
@@ -627,7 +772,9 @@ class MegatronDeepSpeed(MegatronLM):
                 raise InvalidInput(f"{key} is {found[key]} in the arguments and {theirs}")
         stage, word = SHARDING_NAMES.index(configured["sharding"]), said.text("--zero-stage", "1")
         if word != str(stage):
-            raise InvalidInput(f"--zero-stage {shown_key(word)}: DeepSpeed's configuration has stage {stage}")
+            raise InvalidInput(
+                f"--zero-stage {shown_key(word)}: DeepSpeed's configuration has stage {stage}"
+            )
         found |= {key: configured[key] for key in (*self.of_zero, "accumulation")}
         return reading.recipe_of(problem, found, given, engine="deepspeed")
 
@@ -646,13 +793,22 @@ class MegatronBridge(MegatronLM):
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return the recipe as overrides, `section.key=value`."""
         settings = self._settings(problem, recipe)
-        arguments = tuple(f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in settings.items())
-        return Export(arguments=arguments, notes=(*_recipe_notes(problem.model), *self._notes(recipe)))
+        arguments = tuple(
+            f"{key}={v if isinstance(v, str) else json.dumps(v)}" for key, v in settings.items()
+        )
+        return Export(
+            arguments=arguments, notes=(*_recipe_notes(problem.model), *self._notes(recipe))
+        )
 
     def _notes(self, recipe: Recipe) -> tuple[str, ...]:
         name = BRIDGE_FP8.get(recipe.fp8)
-        what = {"tensorwise": "keeps the first and last layer in bf16, and gathers"}.get(recipe.fp8, "gathers")
-        return (*super()._notes(recipe), *((f"note: {name} {what} parameters in 8 bits",) if name else ()))
+        what = {"tensorwise": "keeps the first and last layer in bf16, and gathers"}.get(
+            recipe.fp8, "gathers"
+        )
+        return (
+            *super()._notes(recipe),
+            *((f"note: {name} {what} parameters in 8 bits",) if name else ()),
+        )
 
     def render(self, problem: Problem, recipe: Recipe, header: Sequence[str]) -> str:
         """Return the recipe as YAML, for --config-file."""
@@ -667,13 +823,18 @@ class MegatronBridge(MegatronLM):
         return _bridge_key(name)
 
     def _settings(self, problem: Problem, recipe: Recipe) -> dict[str, Any]:
-        layers, fsdp = layers_of_stages(recipe, problem.model.layers), FSDP.get(recipe.sharding_name)
+        layers, fsdp = (
+            layers_of_stages(recipe, problem.model.layers),
+            FSDP.get(recipe.sharding_name),
+        )
         is_sharded = recipe.sharding_name != "none"
         found = self.numbers(recipe)
         if recipe.virtual_stages == 1:
             found[self.names["virtual_stages"]] = None
         found |= {
-            self.key(LAYOUT): layout(layers, problem.model.mtp_layers) if len(set(layers)) > 1 else None,
+            self.key(LAYOUT): (
+                layout(layers, problem.model.mtp_layers) if len(set(layers)) > 1 else None
+            ),
             "model.sequence_parallel": recipe.sequence_parallel,
             **self._recomputing(recipe),
             "ddp.use_distributed_optimizer": is_sharded,
@@ -684,7 +845,9 @@ class MegatronBridge(MegatronLM):
         }
         if problem.model.experts:
             found |= {"model.moe_token_dispatcher_type": "alltoall"}
-        if problem.model.experts or problem.model.mtp_layers:  # Bridge's recipe of DeepSeek-V3 has one
+        if (
+            problem.model.experts or problem.model.mtp_layers
+        ):  # Bridge's recipe of DeepSeek-V3 has one
             found |= {self.key("mtp-num-layers"): problem.model.mtp_layers or None}
         if recipe.fp8 != "none":
             found["mixed_precision"] = BRIDGE_FP8[recipe.fp8]
@@ -694,31 +857,46 @@ class MegatronBridge(MegatronLM):
         return found
 
     def read(self, problem: Problem, given: Given) -> Recipe:
-        """Return the recipe of a YAML file; its devices are the launcher's, so they are stated, or the cluster's."""
+        """Return the recipe of a YAML file; its devices are the launcher's, so they are stated, or
+        the cluster's.
+        """
         root = given.keep(reading.yaml_table(given.text))
         root.refuse(REFUSED_BY_BRIDGE)
         _refuse_other_precision(problem, root)
         self._refuse_other_sizes(problem, root)
         found = self._choices(problem, root)
         precision = str(root.get("mixed_precision")).replace("-", "_")
-        found["fp8"] = next((ours for ours, theirs in BRIDGE_FP8.items() if theirs == precision), "none")
-        if root.flag("optimizer.use_distributed_optimizer") and not root.flag(self.key("use-megatron-fsdp")):
+        found["fp8"] = next(
+            (ours for ours, theirs in BRIDGE_FP8.items() if theirs == precision), "none"
+        )
+        if root.flag("optimizer.use_distributed_optimizer") and not root.flag(
+            self.key("use-megatron-fsdp")
+        ):
             found["sharding"] = "zero-1"
         return reading.recipe_of(problem, found, given)
 
 
 def _recipe_notes(model: Model) -> tuple[str, ...]:
-    """Return which of Megatron-Bridge's recipes has the model; sequence length and precision are the recipe's."""
+    """Return which of Megatron-Bridge's recipes has the model; sequence length and precision are
+    the recipe's.
+    """
     model = replace(model, mtp_layers=0)  # which is exported
-    name = next((bridge for preset, bridge in BRIDGE_RECIPES.items() if is_preset(model, preset)), None)
+    name = next(
+        (bridge for preset, bridge in BRIDGE_RECIPES.items() if is_preset(model, preset)), None
+    )
     if name is None:
         return (
-            "note: Megatron-Bridge 0.3.1 has no recipe of this model; merge this into one of your own, which has the "
-            "model, its sequence length and precision",
+            (
+                "note: Megatron-Bridge 0.3.1 has no recipe of this model; merge this into one of"
+                " your own, which has the model, its sequence length and precision"
+            ),
         )
     return (
         f"note: merge this into Megatron-Bridge's {name}_pretrain_config, which has the model",
-        "note: the sequence length and precision are that recipe's: set them there to those of this file's first lines",
+        (
+            "note: the sequence length and precision are that recipe's: set them there to those of"
+            " this file's first lines"
+        ),
     )
 
 
@@ -728,11 +906,16 @@ def _norm_notes(model: Model) -> tuple[str, ...]:
 
 
 def _parts(model: Model) -> dict[str, object]:
-    """Return Megatron-LM's options, without dashes, that state a model's experts, latent attention and MTP layers.
+    """Return Megatron-LM's options, without dashes, that state a model's experts, latent attention
+    and MTP layers.
 
-    The softmax is over the chosen experts where they are renormalized, else over all of them before the choice.
+    The softmax is over the chosen experts where they are renormalized, else over all of them before
+    the choice.
     """
-    found: dict[str, object] = {"num-experts": model.experts or None, "mtp-num-layers": model.mtp_layers or None}
+    found: dict[str, object] = {
+        "num-experts": model.experts or None,
+        "mtp-num-layers": model.mtp_layers or None,
+    }
     if model.experts:
         is_grouped = model.router_groups > 1
         found |= {
@@ -742,7 +925,9 @@ def _parts(model: Model) -> dict[str, object]:
             "moe-router-pre-softmax": model.router == "softmax" and not model.renormalized_experts,
             "moe-router-num-groups": model.router_groups if is_grouped else None,
             "moe-router-group-topk": model.router_groups_kept if is_grouped else None,
-            "moe-router-topk-scaling-factor": model.routed_scale if model.routed_scale != 1 else None,
+            "moe-router-topk-scaling-factor": (
+                model.routed_scale if model.routed_scale != 1 else None
+            ),
             "moe-shared-expert-intermediate-size": model.shared_experts * model.ffn_hidden or None,
         }
     if model.key_value_rank is None:
@@ -758,7 +943,9 @@ def _parts(model: Model) -> dict[str, object]:
 
 
 def _attention(problem: Problem) -> dict[str, object]:
-    """Return Megatron-LM's options, without dashes, of windows, of sinks and of how much of a head is rotated."""
+    """Return Megatron-LM's options, without dashes, of windows, of sinks and of how much of a head
+    is rotated.
+    """
     model, window = problem.model, _window(problem)
     is_part = model.key_value_rank is None and model.rotary_width > 0
     return {
@@ -780,7 +967,9 @@ def _rotary_percent(model: Model) -> float:
 
 
 def _leading_dense(value: object, key: str) -> int | None:
-    """Return the leading layers without experts that `--moe-layer-freq` describes, None where it is missing."""
+    """Return the leading layers without experts that `--moe-layer-freq` describes, None where it is
+    missing.
+    """
     if value is None or value == 1:
         return None if value is None else 0
     if isinstance(value, str) and _LAYER_KINDS.fullmatch(value):
@@ -794,14 +983,19 @@ def _leading_dense(value: object, key: str) -> int | None:
 
 
 def _rotary_scaling(model: Model) -> dict[str, object]:
-    """Return the options of Llama 3.1's scaling, or for latent attention those of YaRN or plain rotation.
+    """Return the options of Llama 3.1's scaling, or for latent attention those of YaRN or plain
+    rotation.
 
-    YaRN's two mscales give what cosines and scores are multiplied by (`YarnRotaryEmbedding`, `MLASelfAttention`):
-    g(mscale) / g(mscale_all_dim) and g(mscale_all_dim) ** 2, with g(m) = 0.1 m ln(factor) + 1.
+    YaRN's two mscales give what cosines and scores are multiplied by (`YarnRotaryEmbedding`,
+    `MLASelfAttention`): g(mscale) / g(mscale_all_dim) and g(mscale_all_dim) ** 2, with g(m) = 0.1 m
+    ln(factor) + 1.
     """
     scaling = model.rotary_scaling
     if model.key_value_rank is None:
-        return {"--use-rope-scaling": scaling is not None, "--rope-scaling-factor": scaling.factor if scaling else None}
+        return {
+            "--use-rope-scaling": scaling is not None,
+            "--rope-scaling-factor": scaling.factor if scaling else None,
+        }
     if scaling is None:
         return {"--rope-type": "rope"}
     log, of_all = 0.1 * math.log(scaling.factor), math.sqrt(scaling.score_factor)
@@ -814,13 +1008,18 @@ def _rotary_scaling(model: Model) -> dict[str, object]:
 
 
 def _yarn(scaling: RotaryScaling) -> RotaryScaling:
-    """Return the YaRN scaling that Megatron-LM's options state: its factors, and defaults of all else."""
+    """Return the YaRN scaling that Megatron-LM's options state: its factors, and defaults of all
+    else.
+    """
     plain = RotaryScaling(kind="yarn", factor=scaling.factor, original_positions=4096)
-    return replace(plain, attention_factor=scaling.attention_factor, score_factor=scaling.score_factor)
+    return replace(
+        plain, attention_factor=scaling.attention_factor, score_factor=scaling.score_factor
+    )
 
 
 def layout(layers: Sequence[int], mtp_layers: int = 0) -> str:
-    """Return stages as --pipeline-model-parallel-layout has them: `Ett|tt|tmL`, embedding first and loss last.
+    """Return stages as --pipeline-model-parallel-layout has them: `Ett|tt|tmL`, embedding first and
+    loss last.
 
     `m` are MTP layers, before the loss.
     """
@@ -828,7 +1027,9 @@ def layout(layers: Sequence[int], mtp_layers: int = 0) -> str:
 
 
 def layers_of_layout(text: str, key: str, mtp_layers: int = 0) -> tuple[int, ...]:
-    """Return the layers of each stage of a layout; `(tt|)*3` and `t*4` repeat, as in `PipelineParallelLayerLayout`."""
+    """Return the layers of each stage of a layout; `(tt|)*3` and `t*4` repeat, as in
+    `PipelineParallelLayerLayout`.
+    """
     plain = text.replace(",", "")
     for pattern in (_REPEATED_GROUP, _REPEATED):
         if sum(len(found[1]) * int(found[2]) for found in pattern.finditer(plain)) > MAX_STAGES:
@@ -836,7 +1037,9 @@ def layers_of_layout(text: str, key: str, mtp_layers: int = 0) -> tuple[int, ...
         plain = pattern.sub(lambda found: found[1] * int(found[2]), plain)
     end = "m" * mtp_layers + "L"
     if not (plain.startswith("E") and plain.endswith(end)):
-        raise bad_value(key, text, f"the embedding E in the first stage and {end} at the end of the last")
+        raise bad_value(
+            key, text, f"the embedding E in the first stage and {end} at the end of the last"
+        )
     stages = plain[1 : -len(end)].split("|")
     if any(set(stage) != {"t"} for stage in stages):
         raise bad_value(key, text, "only transformer layers t between them, at least one per stage")
@@ -844,15 +1047,25 @@ def layers_of_layout(text: str, key: str, mtp_layers: int = 0) -> tuple[int, ...
 
 
 def _refuse_other_precision(problem: Problem, root: Table) -> None:
-    """Raise `InvalidInput` for another precision; where the file says none it is the Bridge recipe's."""
+    """Raise `InvalidInput` for another precision; where the file says none it is the Bridge
+    recipe's.
+    """
     sections = ["model", "mixed_precision"]
     if isinstance(root.get("mixed_precision"), str):
-        names = {"bf16_mixed": "bf16", "fp16_mixed": "fp16", **dict.fromkeys(BRIDGE_FP8.values(), "bf16")}
-        named = root.choice("mixed_precision", "", names, spelled=lambda name: name.replace("-", "_"))
+        names = {
+            "bf16_mixed": "bf16",
+            "fp16_mixed": "fp16",
+            **dict.fromkeys(BRIDGE_FP8.values(), "bf16"),
+        }
+        named = root.choice(
+            "mixed_precision", "", names, spelled=lambda name: name.replace("-", "_")
+        )
         reading.refuse_other_problem({"mixed_precision": (named, problem.precision)})
         sections.remove("mixed_precision")
     for section in sections:
         root.refuse({f"{section}.fp8": "8-bit arithmetic", f"{section}.fp4": "4-bit arithmetic"})
         for precision in ("bf16", "fp16"):
             if root.flag(f"{section}.{precision}"):
-                reading.refuse_other_problem({f"{section}.{precision}": (precision, problem.precision)})
+                reading.refuse_other_problem(
+                    {f"{section}.{precision}": (precision, problem.precision)}
+                )

@@ -1,9 +1,10 @@
 """Recipes as nanotron's YAML configuration.
 
-Names are those of `src/nanotron/config/` of huggingface/nanotron (config.py at commit 00708b80, parallelism_config.py
-at 19f88fbe); recompute and context ranks are newer than release 0.4. Ranks are numbered tp-cp-dp-pp. nanotron places
-layers on stages by its own estimate of their cost, and trains Llama's form of the model, or with experts Qwen2's
-(models_config.py at commit 2411b022), whose `nn/moe.py` neither sends tokens to other ranks nor scales probabilities.
+Names are those of `src/nanotron/config/` of huggingface/nanotron (config.py at commit 00708b80,
+parallelism_config.py at 19f88fbe); recompute and context ranks are newer than release 0.4. Ranks
+are numbered tp-cp-dp-pp. nanotron places layers on stages by its own estimate of their cost, and
+trains Llama's form of the model, or with experts Qwen2's (models_config.py at commit 2411b022),
+whose `nn/moe.py` neither sends tokens to other ranks nor scales probabilities.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ STAGES_NOTE = "note: nanotron places layers on stages by its own estimate of the
 YOURS_NOTE = "note: train_steps, learning rate and data are placeholders: set your own"
 TP_MODES = {"ALL_REDUCE": "", "REDUCE_SCATTER": "sequence"}
 REFUSED = {
-    "parallelism.expert_parallel_size": "ranks with other experts, between which nanotron sends no tokens,",
+    "parallelism.expert_parallel_size": (
+        "ranks with other experts, between which nanotron sends no tokens,"
+    ),
     "parallelism.moe_layer_recompute": "recompute of experts alone",
     "parallelism.context_parallel_size": "nanotron's context parallelism",
 }
@@ -48,8 +51,10 @@ class Nanotron(Tool):
     names = NAMES
     expressed = frozenset({"schedule", "sharding", "recompute", "sequence_parallel"})
     model_fields = frozenset({
-        "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "vocabulary_multiple", "positions",
-        "max_positions", "rotary_theta", "activation", "norm", "norm_epsilon", "tied_embeddings", "experts",
+        "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "vocabulary_multiple",
+        "positions",
+        "max_positions", "rotary_theta", "activation", "norm", "norm_epsilon", "tied_embeddings",
+        "experts",
         "experts_per_token", "renormalized_experts",
     })  # fmt: skip
 
@@ -67,8 +72,10 @@ class Nanotron(Tool):
              f"{tool} has experts only with tensor_parallel 1"),
             (recipe.pipeline_parallel > 1 and schedule not in SCHEDULES, "schedule-unsaid",
              f"{tool} runs 1f1b and gpipe, not {schedule}"),
-            (sharding not in ("none", "zero-1"), "sharding-unsaid", f"{tool} has ZeRO 0 and 1, not {sharding}"),
-            (recipe.recompute == "selective", "recompute-unsaid", f"{tool} recomputes whole layers or none"),
+            (sharding not in ("none", "zero-1"), "sharding-unsaid",
+                f"{tool} has ZeRO 0 and 1, not {sharding}"),
+            (recipe.recompute == "selective", "recompute-unsaid",
+                f"{tool} recomputes whole layers or none"),
         )  # fmt: skip
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
@@ -93,7 +100,8 @@ class Nanotron(Tool):
             "model.init_method.std": 0.02,
             f"{MODEL}is_{form}_config": True,
             f"{MODEL}hidden_act": "silu",
-            f"{MODEL}max_position_embeddings": max(problem.model.max_positions or 0, problem.sequence_length),
+            f"{MODEL}max_position_embeddings": max(problem.model.max_positions or 0,
+                problem.sequence_length),
             f"{MODEL}vocab_size": problem.model.padded_vocabulary,
             **_sizes(problem),
             f"{MODEL}rope_theta": problem.model.rotary_theta,
@@ -105,10 +113,12 @@ class Nanotron(Tool):
             "optimizer.clip_grad": 1.0,
             "optimizer.accumulate_grad_in_fp32": True,
             "optimizer.optimizer_factory": {
-                "name": "adamW", "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "torch_adam_is_fused": True,
+                "name": "adamW", "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8,
+                "torch_adam_is_fused": True,
             },
             "optimizer.learning_rate_scheduler": {
-                "learning_rate": 3e-4, "lr_warmup_steps": 10, "lr_warmup_style": "linear", "lr_decay_style": "cosine",
+                "learning_rate": 3e-4, "lr_warmup_steps": 10, "lr_warmup_style": "linear",
+                "lr_decay_style": "cosine",
                 "min_decay_lr": 3e-5,
             },
         }  # fmt: skip
@@ -154,10 +164,17 @@ def _sizes(problem: Problem) -> dict[str, int | bool]:
 def _refuse_other_model(problem: Problem, root: Table) -> None:
     experts = (root.number(f"{MOE}num_experts") or 0, problem.model.experts)
     reading.refuse_other_problem({f"{MOE}num_experts": experts})
-    said: dict[str, tuple[object, object]] = {key: (root.get(key), value) for key, value in _sizes(problem).items()}
+    said: dict[str, tuple[object, object]] = {
+        key: (root.get(key), value) for key, value in _sizes(problem).items()
+    }
     heads, kv_heads = f"{MODEL}num_attention_heads", f"{MODEL}num_key_value_heads"
-    said[kv_heads] = (root.get(kv_heads, root.get(heads)), problem.model.kv_heads)  # by default as many as heads
+    said[kv_heads] = (
+        root.get(kv_heads, root.get(heads)),
+        problem.model.kv_heads,
+    )  # by default as many as heads
     said["tokens.sequence_length"] = (root.get("tokens.sequence_length"), problem.sequence_length)
     said["model.dtype"] = (root.get("model.dtype", "bfloat16"), DTYPES[problem.precision])
     reading.refuse_other_problem(said)
-    reading.refuse_other_vocabulary(problem, f"{MODEL}vocab_size", root.number(f"{MODEL}vocab_size"))
+    reading.refuse_other_vocabulary(
+        problem, f"{MODEL}vocab_size", root.number(f"{MODEL}vocab_size")
+    )

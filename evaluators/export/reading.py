@@ -1,4 +1,6 @@
-"""Configurations of other tools as input: shell scripts, JSON and YAML, and the recipe found in them."""
+"""Configurations of other tools as input: shell scripts, JSON and YAML, and the recipe found in
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ MAX_VARIABLE_CHARACTERS = 200
 """Scripts that repeat variables within one another could grow without end."""
 STATED = tuple(f.name for f in fields(Recipe) if f.name not in ("layers_per_stage", "custom"))
 """What the user may state for a configuration that leaves it out; sharding by its name."""
-OTHER_PROBLEM = "give the campaign file of this configuration's model, sequence length, precision and batch"
+OTHER_PROBLEM = (
+    "give the campaign file of this configuration's model, sequence length, precision and batch"
+)
 LARGEST = 2**31 - 1
 HARMLESS = re.compile(
     r"\b(adam|addr|beta[123]|cache|checkpoints|ckpt|clip|clipping|data|dataloader|datasets?|decay|dir|dump|eps|epsilon|eval|"
@@ -28,19 +32,31 @@ HARMLESS = re.compile(
     r"name|output|path|port|print|project|random|rdzv|run|samples|save|scheduler|seed|split|std|steps|tensorboard|timeout|"
     r"timing|tokenizer|vocab|wandb|warmup|workers)\b"
 )
-"""Words in names of settings that change neither speed nor memory, unless one of `COSTLY` is there too; assumed."""
-COSTLY = re.compile(r"\b(activations?|dtype|bf16|fp16|fp32|fused|fusion|offload|overlap|recompute)\b")
-_ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"$`]*\"|'[^']*'|[^\s;()\"'$`]*)\s*(?:#.*)?")
+"""Words in names of settings that change neither speed nor memory, unless one of `COSTLY` is there
+too; assumed.
+"""
+COSTLY = re.compile(
+    r"\b(activations?|dtype|bf16|fp16|fp32|fused|fusion|offload|overlap|recompute)\b"
+)
+_ASSIGNMENT = re.compile(
+    r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"$`]*\"|'[^']*'|[^\s;()\"'$`]*)\s*(?:#.*)?"
+)
 _OPTIONS = re.compile(r"(?<!\S)[A-Za-z_][A-Za-z0-9_]*\+?=(?=[\"'(]|--)")
-"""A variable that is assigned options in quotes; the look-behind keeps a search through a long word short."""
+"""A variable that is assigned options in quotes; the look-behind keeps a search through a long word
+short.
+"""
 _QUOTES_AND_COMMENT = re.compile(r"[\"']|(?:^|\s)#.*")
-_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?::?-([^}$`]*))?\}|([A-Za-z_][A-Za-z0-9_]*))")
+_VARIABLE = re.compile(
+    r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?::?-([^}$`]*))?\}|([A-Za-z_][A-Za-z0-9_]*))"
+)
 _HEREDOC = re.compile(r"cat > (\S+) <<'?(\w+)'?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """A configuration, what its owner states in addition (`STATED`), and the text of files that it names (or None)."""
+    """A configuration, what its owner states in addition (`STATED`), and the text of files that it
+    names (or None).
+    """
 
     text: str
     stated: Mapping[str, Any] = field(default_factory=dict)
@@ -50,11 +66,14 @@ class Given:
     def __post_init__(self) -> None:
         if len(self.text) > MAX_CHARACTERS:
             raise InvalidInput(
-                f"the configuration has {len(self.text):,} characters: expected at most {MAX_CHARACTERS:,}"
+                f"the configuration has {len(self.text):,} characters: expected at most"
+                f" {MAX_CHARACTERS:,}"
             )
         for key, value in self.stated.items():
             if key not in STATED:
-                raise bad_value(shown_key(key), value, "a choice of a recipe", hint=did_you_mean(key, STATED))
+                raise bad_value(
+                    shown_key(key), value, "a choice of a recipe", hint=did_you_mean(key, STATED)
+                )
 
     def keep(self, table: T) -> T:
         """Add a table to those that the configuration consists of, and return it."""
@@ -63,7 +82,11 @@ class Given:
 
     def settings(self) -> dict[str, tuple[Any, bool]]:
         """Return all settings by their whole path: (value, whether it was looked at)."""
-        return {key: (value, key in table.seen) for table in self.tables for key, value in _leaves(table.values)}
+        return {
+            key: (value, key in table.seen)
+            for table in self.tables
+            for key, value in _leaves(table.values)
+        }
 
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -82,13 +105,17 @@ def is_harmless(setting: str) -> bool:
 
 @dataclass(frozen=True)
 class Table:
-    """A parsed file, whose entries are named by their whole path, `section.key`; `seen` are those asked for."""
+    """A parsed file, whose entries are named by their whole path, `section.key`; `seen` are those
+    asked for.
+    """
 
     values: Mapping[str, Any]
     seen: set[str] = field(default_factory=set)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return an entry's value; the default where it, or a table that it is in, is missing or null."""
+        """Return an entry's value; the default where it, or a table that it is in, is missing or
+        null.
+        """
         self.seen.add(key)
         found: Any = self.values
         path = key.split(".")
@@ -103,13 +130,17 @@ class Table:
     def number(self, key: str) -> int | None:
         """Return the whole number of at least 1 under a key, None where it is missing or null."""
         value = self.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST):
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST
+        ):
             hint = "write the number in place of a variable" if "$" in str(value) else None
             raise bad_value(key, value, "a whole number of at least 1", hint=hint)
         return value
 
     def text(self, key: str, default: str = "") -> str:
-        """Return the word or number under a key as text, the default where it is missing or null."""
+        """Return the word or number under a key as text, the default where it is missing or
+        null.
+        """
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise bad_value(key, value, "text")
@@ -123,9 +154,15 @@ class Table:
         return value
 
     def choice(
-        self, key: str, default: object, choices: Mapping[Any, str], spelled: Callable[[str], str] | None = None
+        self,
+        key: str,
+        default: object,
+        choices: Mapping[Any, str],
+        spelled: Callable[[str], str] | None = None,
     ) -> str:
-        """Return what the value under a key is here; raise `InvalidInput` for one that is not among the choices."""
+        """Return what the value under a key is here; raise `InvalidInput` for one that is not among
+        the choices.
+        """
         value = self.get(key, default)
         value = spelled(str(value)) if spelled else value
         if isinstance(value, bool) or not isinstance(value, str | int) or value not in choices:
@@ -141,13 +178,19 @@ class Table:
 
 
 class Options(Table):
-    """Command-line options, `--name` -> the word that follows it, or True; names have dashes for underscores."""
+    """Command-line options, `--name` -> the word that follows it, or True; names have dashes for
+    underscores.
+    """
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return an option's word, or the whole number that it is; the default where it is not there."""
+        """Return an option's word, or the whole number that it is; the default where it is not
+        there.
+        """
         self.seen.add(key := key.replace("_", "-"))
         value = self.values.get(key, default)
-        is_number = isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) <= 10
+        is_number = (
+            isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) <= 10
+        )
         return int(value) if is_number else value
 
     def flag(self, key: str) -> bool:
@@ -156,13 +199,21 @@ class Options(Table):
 
     @property
     def launch(self) -> dict[str, Any]:
-        """`devices`, where the launcher's numbers of nodes and of processes per node can be read."""
+        """`devices`, where the launcher's numbers of nodes and of processes per node can be
+        read.
+        """
         counts = [self.get(name) for name in ("--nnodes", "--nproc-per-node")]
-        return {"devices": counts[0] * counts[1]} if all(isinstance(count, int) and count for count in counts) else {}
+        return (
+            {"devices": counts[0] * counts[1]}
+            if all(isinstance(count, int) and count for count in counts)
+            else {}
+        )
 
 
 def json_table(text: str) -> Table:
-    """Return the object in a JSON text; raise `InvalidInput` for any other text and for a key given twice."""
+    """Return the object in a JSON text; raise `InvalidInput` for any other text and for a key given
+    twice.
+    """
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         key, count = Counter(key for key, _ in pairs).most_common(1)[0] if pairs else ("", 0)
@@ -175,7 +226,9 @@ def json_table(text: str) -> Table:
     except InvalidInput:
         raise
     except json.JSONDecodeError as error:
-        raise InvalidInput(f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+        raise InvalidInput(
+            f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        ) from None
     except (RecursionError, ValueError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else error
         raise InvalidInput(f"not usable JSON: {why}") from None
@@ -183,7 +236,9 @@ def json_table(text: str) -> Table:
 
 
 def yaml_table(text: str) -> Table:
-    """Return the mapping in a YAML text of plain values; raise `InvalidInput` for any other text."""
+    """Return the mapping in a YAML text of plain values; raise `InvalidInput` for any other
+    text.
+    """
     import yaml
 
     try:
@@ -191,7 +246,9 @@ def yaml_table(text: str) -> Table:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise InvalidInput(f"not valid YAML: {getattr(error, 'problem', None) or 'it cannot be read'}{where}") from None
+        raise InvalidInput(
+            f"not valid YAML: {getattr(error, 'problem', None) or 'it cannot be read'}{where}"
+        ) from None
     except (RecursionError, ValueError) as error:
         raise InvalidInput(f"not usable YAML: {error}") from None
     return _table_of(found, "YAML")
@@ -204,7 +261,9 @@ def _table_of(found: object, kind: str) -> Table:
 
 
 def split_files(text: str) -> tuple[list[str], dict[str, str]]:
-    """Return the lines of a script apart from the files that it writes by `cat > NAME <<WORD`, and these by name."""
+    """Return the lines of a script apart from the files that it writes by `cat > NAME <<WORD`, and
+    these by name.
+    """
     lines: list[str] = []
     files: dict[str, str] = {}
     name, end = "", ""
@@ -222,7 +281,9 @@ def split_files(text: str) -> tuple[list[str], dict[str, str]]:
 
 
 def read_options(text: str) -> Options:
-    """Return the options of a launch script or argument file, its plain variables filled in; the last of repeated."""
+    """Return the options of a launch script or argument file, its plain variables filled in; the
+    last of repeated.
+    """
     variables: dict[str, str] = {}
     found: dict[str, str | bool] = {}
     name: str | None = None
@@ -250,7 +311,9 @@ def read_options(text: str) -> Options:
 
 
 def refuse_other_problem(said: Mapping[str, tuple[object, object]], says: str = " = ") -> None:
-    """Raise `InvalidInput` for the first setting, key -> (its value, the problem's), of another problem."""
+    """Raise `InvalidInput` for the first setting, key -> (its value, the problem's), of another
+    problem.
+    """
     for key, (found, wanted) in said.items():
         if found is not None and found != wanted:
             what = f"{key}{says}{shown(found)}: the campaign file's problem has {shown(wanted)}"
@@ -263,28 +326,38 @@ def refuse_other_default(missing: str, found: object, wanted: object) -> None:
 
 
 def refuse_other_vocabulary(problem: Problem, key: str, found: int | None) -> None:
-    """Raise `InvalidInput` for a vocabulary that, padded as the problem's is, has another number of rows."""
+    """Raise `InvalidInput` for a vocabulary that, padded as the problem's is, has another number of
+    rows.
+    """
     multiple = problem.model.vocabulary_multiple
     if found is not None and -(-found // multiple) * multiple != problem.model.padded_vocabulary:
         refuse_other_problem({key: (found, problem.model.vocabulary)})
 
 
-def recipe_of(problem: Problem, found: Mapping[str, Any], given: Given, *, engine: str = "torch") -> Recipe:
-    """Return the recipe of what was found and stated, on all of the cluster's devices where neither says otherwise.
+def recipe_of(
+    problem: Problem, found: Mapping[str, Any], given: Given, *, engine: str = "torch"
+) -> Recipe:
+    """Return the recipe of what was found and stated, on all of the cluster's devices where neither
+    says otherwise.
 
     `found` may hold `sharding` as a name and, where accumulation is not known, `global_batch_seqs`.
     """
     choices = {key: value for key, value in found.items() if value is not None}
     for key, value in given.stated.items():
         if choices.setdefault(key, value) != value:
-            raise InvalidInput(f"{key} = {shown(value)} was given, but the configuration says {shown(choices[key])}")
+            raise InvalidInput(
+                f"{key} = {shown(value)} was given, but the configuration says"
+                f" {shown(choices[key])}"
+            )
     if problem.model.experts:
         engine = "torch"  # the one that trains them
     choices = {"engine": engine, "devices": problem.cluster.devices, **choices}
     sharding, batch = choices.pop("sharding", "none"), choices.pop("global_batch_seqs", None)
     for key in ("micro_batch_seqs", "accumulation"):
         if key not in choices and not (key == "accumulation" and batch is not None):
-            raise InvalidInput(f"the configuration does not say {key}", hint=f"say it: --set {key}=N")
+            raise InvalidInput(
+                f"the configuration does not say {key}", hint=f"say it: --set {key}=N"
+            )
     frame = Recipe(**{"accumulation": 1, **choices})
     if batch is not None:
         choices["accumulation"] = _accumulation(frame, batch, choices.get("accumulation"))
@@ -297,7 +370,9 @@ def _accumulation(frame: Recipe, batch: int, said: int | None) -> int:
     found, rest = divmod(batch, frame.micro_batch_seqs * frame.data_parallel)
     product = f"{frame.micro_batch_seqs} x {frame.data_parallel} replicas"
     if rest:
-        raise bad_value("global batch", batch, f"a multiple of the micro-batch of all replicas, {product}")
+        raise bad_value(
+            "global batch", batch, f"a multiple of the micro-batch of all replicas, {product}"
+        )
     if said not in (None, found):
         raise bad_value("accumulation", said, f"{found}: global batch {batch} over {product}")
     return found

@@ -1,10 +1,12 @@
 """Recipes as torchtitan's arguments.
 
-Names are those of torchtitan 0.3.0 (`torchtitan/config/configs.py`), where `training.local_batch_size` and
-`training.global_batch_size` count sequences; later versions count tokens there. FSDP shards over replicas and context
-ranks; a replica that keeps its parameters between forward and backward pass (`never`) is ZeRO-2. Under pipelining the
-local batch is a whole step's, cut into the pipeline's micro-batches. Layers are converted to 8 bits in Python: the
-script writes a module, which `--module` names, with a configuration of torchtitan's whose layers it converts.
+Names are those of torchtitan 0.3.0 (`torchtitan/config/configs.py`), where
+`training.local_batch_size` and `training.global_batch_size` count sequences; later versions count
+tokens there. FSDP shards over replicas and context ranks; a replica that keeps its parameters
+between forward and backward pass (`never`) is ZeRO-2. Under pipelining the local batch is a whole
+step's, cut into the pipeline's micro-batches. Layers are converted to 8 bits in Python: the script
+writes a module, which `--module` names, with a configuration of torchtitan's whose layers it
+converts.
 """
 
 from __future__ import annotations
@@ -52,17 +54,21 @@ SCHEDULES = {
     "dualpipev": "DualPipeV",
 }
 LLAMA: dict[str, Any] = {
-    "kv_heads": 8, "vocabulary": 128256, "rotary_theta": 500_000.0, "rotary_scaling": RotaryScaling(factor=8.0),
+    "kv_heads": 8, "vocabulary": 128256, "rotary_theta": 500_000.0,
+    "rotary_scaling": RotaryScaling(factor=8.0),
 }  # fmt: skip
 QWEN: dict[str, Any] = {
-    "kv_heads": 8, "vocabulary": 151936, "rotary_theta": 1e6, "norm_epsilon": 1e-6, "head_width": 128, "qk_norm": True,
+    "kv_heads": 8, "vocabulary": 151936, "rotary_theta": 1e6, "norm_epsilon": 1e-6,
+    "head_width": 128, "qk_norm": True,
 }  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama3_8b": LLAMA | {"layers": 32, "hidden": 4096, "heads": 32, "ffn_hidden": 14336},
     "llama3_70b": LLAMA | {"layers": 80, "hidden": 8192, "heads": 64, "ffn_hidden": 28672},
     "llama3_405b": LLAMA | {"layers": 126, "hidden": 16384, "heads": 128, "ffn_hidden": 53248},
-    "qwen3_0_6b": QWEN | {"layers": 28, "hidden": 1024, "heads": 16, "ffn_hidden": 3072, "tied_embeddings": True},
-    "qwen3_1_7b": QWEN | {"layers": 28, "hidden": 2048, "heads": 16, "ffn_hidden": 6144, "tied_embeddings": True},
+    "qwen3_0_6b": QWEN | {"layers": 28, "hidden": 1024, "heads": 16, "ffn_hidden": 3072,
+        "tied_embeddings": True},
+    "qwen3_1_7b": QWEN | {"layers": 28, "hidden": 2048, "heads": 16, "ffn_hidden": 6144,
+        "tied_embeddings": True},
     "qwen3_14b": QWEN | {"layers": 40, "hidden": 5120, "heads": 40, "ffn_hidden": 17408},
     "qwen3_32b": QWEN | {"layers": 64, "hidden": 5120, "heads": 64, "ffn_hidden": 25600},
     "qwen3_30b_a3b": QWEN | {
@@ -79,30 +85,46 @@ PRESET_CONFIGS = {
 }
 """Its configurations of our presets, but for what `DIFFERS` says."""
 DIFFERS = {
-    "deepseek_v3_16b": "norms have epsilon 1e-05 and scores mscale 0.70, where the model has 1e-06 and 0.707",
+    "deepseek_v3_16b": (
+        "norms have epsilon 1e-05 and scores mscale 0.70, where the model has 1e-06 and 0.707"
+    ),
     "deepseek_v3_671b": "norms have epsilon 1e-05, where the model has 1e-06",
 }
 MODULES = ("llama3", "qwen3", "deepseek_v3", "gpt_oss")
 CONVERTED = "frontrunner_fp8"
 CONVERTERS: dict[str, tuple[str, dict[str, object]]] = {
-    "rowwise": ("Float8LinearConverter", {"recipe_name": "rowwise", "filter_fqns": ["lm_head", "router"]}),
+    "rowwise": (
+        "Float8LinearConverter",
+        {"recipe_name": "rowwise", "filter_fqns": ["lm_head", "router"]},
+    ),
     "mxfp8": ("MXFP8LinearConverter", {"fqns": ["attention", "feed_forward", "shared_experts"]}),
 }
-"""torchtitan's converters of linear layers to 8 bits, with what makes them convert the layers that ours are."""
+"""torchtitan's converters of linear layers to 8 bits, with what makes them convert the layers that
+ours are.
+"""
 REFUSED = {
     "--model.converters": "converted layers, as of 8-bit arithmetic",
 }
 QUANTIZED = ("--quantize.", "--float8.", "--mx.")
 LENGTH, COMPUTED_IN = "--training.seq_len", "--training.mixed_precision_param"
 LOCAL_BATCH = "--training.local_batch_size"
-REPLICATE, SHARD = "--parallelism.data_parallel_replicate_degree", "--parallelism.data_parallel_shard_degree"
+REPLICATE, SHARD = (
+    "--parallelism.data_parallel_replicate_degree",
+    "--parallelism.data_parallel_shard_degree",
+)
 RESHARD = "--parallelism.fsdp_reshard_after_forward"
 SCHEDULE, LAYERS_PER_STAGE, MICRO_BATCH = (
-    f"--parallelism.pipeline_parallel_{name}" for name in ("schedule", "layers_per_stage", "microbatch_size")
+    f"--parallelism.pipeline_parallel_{name}"
+    for name in ("schedule", "layers_per_stage", "microbatch_size")
 )
-FEWER_LAYERS = tuple(f"--parallelism.pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last"))
+FEWER_LAYERS = tuple(
+    f"--parallelism.pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last")
+)
 NOTES = (
-    f"note: for torchtitan {VERSION}, where training.local_batch_size and global_batch_size count sequences",
+    (
+        f"note: for torchtitan {VERSION}, where training.local_batch_size and global_batch_size"
+        " count sequences"
+    ),
     "note: the loss is cut into chunks as the torchtitan config of the model says",
 )
 NAMES = {
@@ -122,24 +144,33 @@ class Torchtitan(Tool):
     usage = 'torchrun "${TORCHRUN_ARGS[@]}" -m torchtitan.train "${RECIPE_ARGS[@]}"'
     names = NAMES
     expressed = frozenset({
-        "virtual_stages", "schedule", "sharding", "recompute", "sequence_parallel", "compile", "fp8",
+        "virtual_stages", "schedule", "sharding", "recompute", "sequence_parallel", "compile",
+        "fp8",
     })  # fmt: skip
 
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
         """Return what of precision, sharding and stages torchtitan does not run."""
         p, g, o = recipe.sharding.degrees
-        tool, (_, shard, cp), n, name = self.title, fsdp_degrees(recipe), recipe.copies, recipe.sharding_name
+        tool, (_, shard, cp), n, name = (
+            self.title,
+            fsdp_degrees(recipe),
+            recipe.copies,
+            recipe.sharding_name,
+        )
         folded, ep = shard * cp * recipe.tensor_parallel, recipe.expert_parallel
         layers, stages, stated = problem.model.layers, recipe.stages, recipe.layers_per_stage
         in_8_bits = recipe.fp8 != "none"
         return (
             (in_8_bits and recipe.fp8 not in CONVERTERS, "fp8-unsaid",
-             f"{tool} {VERSION} converts to 8 bits by rows and blocks, not by tensors: fp8 {' and '.join(CONVERTERS)}"),
+             f"{tool} {VERSION} converts to 8 bits by rows and blocks, not by tensors: fp8 "
+             f"{' and '.join(CONVERTERS)}"),
             (in_8_bits and _config_of(problem.model) is None, "fp8-model",
              f"{tool} converts to 8 bits a configuration of its own, and has none of this model: "
              f"{', '.join((*CONFIGS, *PRESET_CONFIGS))}"),
-            (in_8_bits and recipe.tensor_parallel > 1 and problem.model.biases == "all", "fp8-biases",
-             f"{tool} {VERSION} converts the layers that share a bias over tensor_parallel ranks to ones that add it "
+            (in_8_bits and recipe.tensor_parallel > 1 and problem.model.biases == "all",
+                "fp8-biases",
+             f"{tool} {VERSION} converts the layers that share a bias over tensor_parallel "
+             f"ranks to ones that add it "
              f"on each"),
             (problem.precision not in PRECISIONS, "precision-unsaid",
              f"{tool} trains in bf16 and fp32, not {problem.precision}"),
@@ -147,9 +178,11 @@ class Torchtitan(Tool):
              f"{tool} shards parameters over context ranks; sharding is none"),
             (not (p == g == o or (p, g, o) == (1, n, n)), "sharding-unsaid",
              f"{tool} has zero-2, zero-3 and hybrid-K, not {name}"),
-            (o % cp, "sharding-context", f"{tool} shards over all {cp} context ranks: {name} does not"),
+            (o % cp, "sharding-context",
+                f"{tool} shards over all {cp} context ranks: {name} does not"),
             (folded % ep, "experts-ranks",
-             f"{tool} spreads experts over the {folded} ranks of a shard and its tensor ranks, which expert_parallel "
+             f"{tool} spreads experts over the {folded} ranks of a shard and its tensor ranks, "
+             f"which expert_parallel "
              f"{ep} does not divide"),
             (stated and stated != even_layers(layers, stages), "stages-unsaid",
              f"{tool} has no argument for stages of {recipe.layers_name} layers"),
@@ -158,7 +191,9 @@ class Torchtitan(Tool):
         )  # fmt: skip
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
-        """Return what follows `-m torchtitan.train`; --module and --config only for a model that torchtitan has."""
+        """Return what follows `-m torchtitan.train`; --module and --config only for a model that
+        torchtitan has.
+        """
         in_pipeline, is_sharded = recipe.pipeline_parallel > 1, recipe.sharding.optimizer > 1
         known, in_8_bits = _config_of(problem.model), recipe.fp8 != "none"
         replicate, shard, _ = fsdp_degrees(recipe)
@@ -172,61 +207,105 @@ class Torchtitan(Tool):
             LAYERS_PER_STAGE: _layers_argument(problem, recipe) if in_pipeline else None,
             REPLICATE: replicate,
             SHARD: shard,
-            RESHARD: ("always" if recipe.sharding.parameters > 1 else "never") if is_sharded else None,
+            RESHARD: (
+                ("always" if recipe.sharding.parameters > 1 else "never") if is_sharded else None
+            ),
             LENGTH: problem.sequence_length,
-            LOCAL_BATCH: recipe.micro_batch_seqs * (recipe.accumulation if recipe.stages > 1 else 1),
+            LOCAL_BATCH: (
+                recipe.micro_batch_seqs * (recipe.accumulation if recipe.stages > 1 else 1)
+            ),
             COMPUTED_IN: PRECISIONS[problem.precision],
-            f"--parallelism.{'' if recipe.sequence_parallel else 'no-'}enable_sequence_parallel": True,
-            # torchtitan refuses graphs of pipelines, and of all-to-alls whose sizes the host waits for.
+            f"--parallelism.{'' if recipe.sequence_parallel else 'no-'}enable_sequence_parallel": (
+                True
+            ),
+            # torchtitan refuses graphs of pipelines, and of all-to-alls whose sizes the host waits
+            # for.
             "--training.disable_cuda_graphs": in_pipeline or recipe.expert_parallel > 1,
             f"--compile.{'' if recipe.compile else 'no-'}enable": True,
             # What follows a subcommand belongs to it, so activation checkpointing comes last.
             f"activation-checkpoint:{recipe.recompute}": True,
         }
-        unknown = "note: name torchtitan's model yourself, by --module and --config; its llama3 models are Llama 3.1's"
+        unknown = (
+            "note: name torchtitan's model yourself, by --module and --config; its llama3 models"
+            " are Llama 3.1's"
+        )
         balanced = "note: torchtitan balances the load of experts by a bias of its own"
-        notes = [*NOTES, *(() if known else (unknown,)), *((balanced,) if problem.model.experts else ())]
+        notes = [
+            *NOTES,
+            *(() if known else (unknown,)),
+            *((balanced,) if problem.model.experts else ()),
+        ]
         if differs := DIFFERS.get(known or ""):
             notes.append(f"note: in torchtitan's {known} {differs}")
         if not in_8_bits or known is None:
             return Export(arguments=words(settings), notes=tuple(notes))
-        notes.append(f"note: {CONVERTED}.py must be in the folder that torchrun is started in; it needs torchao")
+        notes.append(
+            f"note: {CONVERTED}.py must be in the folder that torchrun is started in; it needs"
+            " torchao"
+        )
         return Export(
-            arguments=words(settings), files={f"{CONVERTED}.py": _converted(recipe, known)}, notes=tuple(notes)
+            arguments=words(settings),
+            files={f"{CONVERTED}.py": _converted(recipe, known)},
+            notes=tuple(notes),
         )
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a launch script or argument file of torchtitan 0.3."""
         said = given.keep(read_options(given.text))
         _refuse_other_run(problem, said)
-        defaults = [k for k, v in said.values.items() if v == "-1" and k.endswith(("degree", "size", "stage"))]
-        said = Options({key: value for key, value in said.values.items() if key not in defaults}, said.seen)
+        defaults = [
+            k
+            for k, v in said.values.items()
+            if v == "-1" and k.endswith(("degree", "size", "stage"))
+        ]
+        said = Options(
+            {key: value for key, value in said.values.items() if key not in defaults}, said.seen
+        )
         found: dict[str, Any] = {
-            number: said.number(name) or 1 for number, name in self.names.items() if number != "global_batch_seqs"
+            number: said.number(name) or 1
+            for number, name in self.names.items()
+            if number != "global_batch_seqs"
         }
         found |= said.launch
         found |= _sharding_choices(problem, said, found, given)
         found |= _stage_choices(problem, said, found["pipeline_parallel"])
-        recomputes = [word for word in RECOMPUTES if f"activation-checkpoint:{word}" in given.text.lower()]
+        recomputes = [
+            word for word in RECOMPUTES if f"activation-checkpoint:{word}" in given.text.lower()
+        ]
         if len(recomputes) > 1:
             raise bad_value("activation-checkpoint", recomputes, "one of them")
         batch, global_batch = said.number(LOCAL_BATCH), said.number(self.names["global_batch_seqs"])
         most = global_batch or problem.global_batch.maximum
         if batch is not None and batch > most and batch % problem.sequence_length == 0:
-            hint = f"torchtitan after {VERSION} counts tokens: {batch // problem.sequence_length} sequences"
-            raise bad_value(LOCAL_BATCH, batch, f"at most {most} sequences, the global batch", hint=hint)
+            hint = (
+                f"torchtitan after {VERSION} counts tokens: {batch // problem.sequence_length}"
+                " sequences"
+            )
+            raise bad_value(
+                LOCAL_BATCH, batch, f"at most {most} sequences, the global batch", hint=hint
+            )
         found |= {
-            "micro_batch_seqs": said.number(MICRO_BATCH) or 1 if found["pipeline_parallel"] > 1 else batch,
+            "micro_batch_seqs": (
+                said.number(MICRO_BATCH) or 1 if found["pipeline_parallel"] > 1 else batch
+            ),
             "global_batch_seqs": global_batch,
-            "sequence_parallel": found["tensor_parallel"] > 1
-            and _flag(said, "--parallelism.", "enable-sequence-parallel", default=True),
+            "sequence_parallel": (
+                found["tensor_parallel"] > 1
+                and _flag(said, "--parallelism.", "enable-sequence-parallel", default=True)
+            ),
             "compile": _flag(said, "--compile.", "enable", default=False),
             "recompute": recomputes[0] if recomputes else "none",
             "fp8": _scaling(said, given),
         }
         recipe = recipe_of(problem, found, given)
-        if recipe.stages > 1 and batch is not None and batch != recipe.micro_batch_seqs * recipe.accumulation:
-            raise bad_value(LOCAL_BATCH, batch, "a step's sequences of a replica: global batch / replicas")
+        if (
+            recipe.stages > 1
+            and batch is not None
+            and batch != recipe.micro_batch_seqs * recipe.accumulation
+        ):
+            raise bad_value(
+                LOCAL_BATCH, batch, "a step's sequences of a replica: global batch / replicas"
+            )
         return recipe
 
 
@@ -242,7 +321,9 @@ def _module_of(config: str) -> str:
 
 
 def _converted(recipe: Recipe, config: str) -> str:
-    """Return a module with a configuration of this name, which is torchtitan's with its layers converted to 8 bits."""
+    """Return a module with a configuration of this name, which is torchtitan's with its layers
+    converted to 8 bits.
+    """
     converter, chosen = CONVERTERS[recipe.fp8]
     stated = (
         "".join(f"    {key}={json.dumps(value)},\n" for key, value in chosen.items())
@@ -260,7 +341,8 @@ def _converted(recipe: Recipe, config: str) -> str:
 
 
 def _scaling(said: Options, given: Given) -> str:
-    """Return how the module that `--module` names converts layers to 8 bits, if the script writes it or it lies beside.
+    """Return how the module that `--module` names converts layers to 8 bits, if the script writes
+    it or it lies beside.
 
     The module is parsed, not run. Raises `InvalidInput` for a converter that no recipe describes.
     """
@@ -271,14 +353,19 @@ def _scaling(said: Options, given: Given) -> str:
     try:
         calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
         found = [
-            (node.func.value.id, {one.arg or "": ast.literal_eval(one.value) for one in node.keywords})
+            (
+                node.func.value.id,
+                {one.arg or "": ast.literal_eval(one.value) for one in node.keywords},
+            )
             for node in calls
             if isinstance(node.func, ast.Attribute)
             and isinstance(node.func.value, ast.Name)
             and node.func.value.id.endswith("Converter")
         ]
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"{shown_key(name)} cannot be read: {error}", hint="export it again") from None
+        raise InvalidInput(
+            f"{shown_key(name)} cannot be read: {error}", hint="export it again"
+        ) from None
     for _, chosen in found:
         chosen.pop("model_compile_enabled", None)
     if not found:
@@ -287,19 +374,27 @@ def _scaling(said: Options, given: Given) -> str:
         if found == [known]:
             return scaling
     converters = ", ".join(f"{converter}.Config({chosen})" for converter, chosen in found)
-    expected = " or ".join(f"{converter}.Config({chosen})" for converter, chosen in CONVERTERS.values())
+    expected = " or ".join(
+        f"{converter}.Config({chosen})" for converter, chosen in CONVERTERS.values()
+    )
     raise InvalidInput(f"{shown_key(name)} has {converters}: expected {expected}")
 
 
 def _is(model: Model, stated: Mapping[str, Any]) -> bool:
-    """Return whether a model has what a configuration states, and is a plain rotary RMSNorm SwiGLU model besides."""
+    """Return whether a model has what a configuration states, and is a plain rotary RMSNorm SwiGLU
+    model besides.
+    """
     plain: dict[str, Any] = {one.name: one.default for one in fields(Model)}
     wanted = plain | {"activation": "swiglu", "norm": "rmsnorm", **stated}
-    return all(getattr(model, name) == value for name, value in wanted.items() if name not in EITHER)
+    return all(
+        getattr(model, name) == value for name, value in wanted.items() if name not in EITHER
+    )
 
 
 def _layers_argument(problem: Problem, recipe: Recipe) -> int | None:
-    """Return layers per stage that give this many stages; None if the schedule's default does, 0 if nothing does."""
+    """Return layers per stage that give this many stages; None if the schedule's default does, 0 if
+    nothing does.
+    """
     if recipe.virtual_stages == (2 if recipe.schedule in LOOPED_SCHEDULES else 1):
         return None
     per_stage = -(-problem.model.layers // recipe.stages)
@@ -307,20 +402,30 @@ def _layers_argument(problem: Problem, recipe: Recipe) -> int | None:
 
 
 def _flag(said: Options, section: str, name: str, *, default: bool) -> bool:
-    return not said.flag(f"{section}no-{name}") and str(said.get(f"{section}{name}", default)).lower() != "false"
+    return (
+        not said.flag(f"{section}no-{name}")
+        and str(said.get(f"{section}{name}", default)).lower() != "false"
+    )
 
 
 def _refuse_other_run(problem: Problem, said: Options) -> None:
     """Raise `InvalidInput` for another length or precision, and for what no recipe has."""
     said.refuse(REFUSED)
     for name, value in said.values.items():
-        if name.startswith(QUANTIZED) and str(value).lower() != "false" and ".no-enable" not in name:
+        if (
+            name.startswith(QUANTIZED)
+            and str(value).lower() != "false"
+            and ".no-enable" not in name
+        ):
             raise InvalidInput(
-                f"{name}: torchtitan {VERSION} has no such argument: its converters are in a config's Python"
+                f"{name}: torchtitan {VERSION} has no such argument: its converters are in a"
+                " config's Python"
             )
     weights = said.text("--training.dtype", "float32")
     if weights != "float32":
-        raise bad_value("--training.dtype", weights, "float32: recipes keep weights and states in no less")
+        raise bad_value(
+            "--training.dtype", weights, "float32: recipes keep weights and states in no less"
+        )
     refuse_other_problem(
         {
             LENGTH: (said.number(LENGTH), problem.sequence_length),
@@ -333,7 +438,9 @@ def _stage_choices(problem: Problem, said: Options, pipeline_parallel: int) -> d
     if pipeline_parallel == 1:
         return {"schedule": "none"}
     word, per_stage = said.text(SCHEDULE, "1F1B"), said.number(LAYERS_PER_STAGE)
-    schedule = next((ours for ours, theirs in SCHEDULES.items() if theirs.lower() == word.lower()), None)
+    schedule = next(
+        (ours for ours, theirs in SCHEDULES.items() if theirs.lower() == word.lower()), None
+    )
     if schedule is None:
         raise bad_value(SCHEDULE, word, f"one of {', '.join(SCHEDULES.values())}")
     if per_stage is None:
@@ -344,15 +451,25 @@ def _stage_choices(problem: Problem, said: Options, pipeline_parallel: int) -> d
     return {"schedule": schedule, "virtual_stages": virtual_stages}
 
 
-def _sharding_choices(problem: Problem, said: Options, found: dict[str, Any], given: Given) -> dict[str, Any]:
-    """Return `sharding` and `devices`; a shard degree of -1, the default, takes the ranks that are left."""
+def _sharding_choices(
+    problem: Problem, said: Options, found: dict[str, Any], given: Given
+) -> dict[str, Any]:
+    """Return `sharding` and `devices`; a shard degree of -1, the default, takes the ranks that are
+    left.
+    """
     within = found["tensor_parallel"] * found["pipeline_parallel"] * found["context_parallel"]
     replicate, shard = said.number(REPLICATE) or 1, said.number(SHARD)
     if shard is None:
-        devices = int(found.get("devices") or given.stated.get("devices") or problem.cluster.devices)
+        devices = int(
+            found.get("devices") or given.stated.get("devices") or problem.cluster.devices
+        )
         shard, rest = divmod(devices, within * replicate)
         if rest or not shard:
-            raise bad_value("devices", devices, f"a multiple of {within * replicate}, the product of the degrees")
+            raise bad_value(
+                "devices",
+                devices,
+                f"a multiple of {within * replicate}, the product of the degrees",
+            )
     policy = said.text(RESHARD, "default")
     if policy not in ("default", "always", "never"):
         raise bad_value(RESHARD, policy, "default, always or never")

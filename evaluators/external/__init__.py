@@ -1,4 +1,6 @@
-"""Other trainers as probes, judged like our own, and their settings: the section [command] of a campaign file."""
+"""Other trainers as probes, judged like our own, and their settings: the section [command] of a
+campaign file.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +22,33 @@ PASSED_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?", re.ASCII)
 class CommandSettings:
     """The trainer's command and its log format; see docs/other-trainers.md.
 
-    `log_patterns` come before those of the ready-made trainer, and `environment` after `pass_environment`.
+    `log_patterns` come before those of the ready-made trainer, and `environment` after
+    `pass_environment`.
     """
 
     arguments: tuple[str, ...] = ()
-    """The program and its arguments, with [fields](other-trainers.md#the-arguments) of the recipe as
-    `{tensor_parallel}`."""
+    """The program and its arguments, with [fields](other-trainers.md#the-arguments) of the recipe
+    as `{tensor_parallel}`.
+    """
     trainer: str | None = None
     """A ready-made trainer, which fills `{trainer_arguments}` and reads its log: `megatron-lm`,
     `megatron-deepspeed`, `deepspeed`, `nemo`, `torchtitan`, `nanotron` or `accelerate`."""
     log: str | None = None
     """The ready-made trainer whose log the command writes, where that is another."""
     log_patterns: tuple[str, ...] = ()
-    """Regular expressions with named groups that find step times, losses, peaks and rates in the log: see
-    [patterns](other-trainers.md#patterns)."""
+    """Regular expressions with named groups that find step times, losses, peaks and rates in the
+    log: see [patterns](other-trainers.md#patterns).
+    """
     start_per: str = "node"
-    """`node`: with a `dispatch.backend` the command is started once on each node of a recipe, as torchrun wants it; by
-    default once on this machine, and for several nodes it starts the ranks there itself. `rank`: once per device, with
-    its place in [variables](other-trainers.md#the-arguments) and fields."""
+    """`node`: with a `dispatch.backend` the command is started once on each node of a recipe, as
+    torchrun wants it; by default once on this machine, and for several nodes it starts the ranks
+    there itself. `rank`: once per device, with its place in
+    [variables](other-trainers.md#the-arguments) and fields.
+    """
     folder: str | None = None
-    """Folder that the command starts in, relative to the campaign file; by default the file's own."""
+    """Folder that the command starts in, relative to the campaign file; by default the file's
+    own.
+    """
     pass_environment: tuple[str, ...] = PASSED
     """Environment variables that the command inherits; `SLURM_*` passes all that begin so."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -49,13 +58,19 @@ class CommandSettings:
         require_one_of("command", "start_per", self.start_per, STARTS)
         for text in (*self.arguments, *self.environment.values(), self.folder or ""):
             if "\0" in text:
-                raise bad_value("command", text, "text without NUL characters, which no process can get")
+                raise bad_value(
+                    "command", text, "text without NUL characters, which no process can get"
+                )
         for name in self.pass_environment:
             if not PASSED_NAME.fullmatch(name):
-                raise bad_value("command.pass_environment", name, "names of variables, as PATH or SLURM_*")
+                raise bad_value(
+                    "command.pass_environment", name, "names of variables, as PATH or SLURM_*"
+                )
         for name in self.environment:
             if not VARIABLE.fullmatch(name):
-                raise bad_value("command.environment", name, "names of variables, as OMP_NUM_THREADS")
+                raise bad_value(
+                    "command.environment", name, "names of variables, as OMP_NUM_THREADS"
+                )
         if self.folder is not None and not self.folder.strip():
             raise bad_value("command.folder", self.folder, "the path of a folder")
 
@@ -68,4 +83,8 @@ class CommandSettings:
         """Return the variables of `environment` that the command gets."""
         exact = {name for name in self.pass_environment if not name.endswith("*")}
         begins = tuple(name[:-1] for name in self.pass_environment if name.endswith("*"))
-        return {name: value for name, value in environment.items() if name in exact or name.startswith(begins)}
+        return {
+            name: value
+            for name, value in environment.items()
+            if name in exact or name.startswith(begins)
+        }

@@ -1,8 +1,9 @@
 """Node agent of a command, `python -P -m frontrunner.evaluators.external.agent STEP.json`.
 
-The agent of node 0 reserves a port. Once each node has reported, it writes the nodes' names and where it can be reached
-to the file at which ranks meet; then each agent starts the command under a supervisor. That ends the command when the
-agent requests it or is gone; the agent does when the driver cancels the step or is silent.
+The agent of node 0 reserves a port. Once each node has reported, it writes the nodes' names and
+where it can be reached to the file at which ranks meet; then each agent starts the command under a
+supervisor. That ends the command when the agent requests it or is gone; the agent does when the
+driver cancels the step or is silent.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class CommandAgent(NodeAgent):
                 self._supervise(place)
 
     def _place(self, port: int | None) -> Place | None:
-        """Return where this node is among the others, once all are there; None if the command is not to start."""
+        """Return where this node is among the others, once all are there; None if the command is
+        not to start.
+        """
         meeting = self._folder.path / MEETING
         while (found := _read(meeting)) is None:
             if self._should_end():
@@ -50,7 +53,9 @@ class CommandAgent(NodeAgent):
             else:
                 time.sleep(POLL_S)
         variables = self._step.environment
-        return Place(node=self._report.node, variables=variables, **found | {"nodes": tuple(found["nodes"])})
+        return Place(
+            node=self._report.node, variables=variables, **found | {"nodes": tuple(found["nodes"])}
+        )
 
     @property
     def _address(self) -> str:
@@ -60,7 +65,9 @@ class CommandAgent(NodeAgent):
         try:
             return own_hosts(interface)[0]
         except OSError as error:
-            raise FrontrunnerError(f"dispatch.network_interface = {interface!r}: {error.strerror}") from error
+            raise FrontrunnerError(
+                f"dispatch.network_interface = {interface!r}: {error.strerror}"
+            ) from error
 
     def _supervise(self, place: Place) -> None:
         folder = self._folder.path
@@ -81,7 +88,9 @@ class CommandAgent(NodeAgent):
 
 
 def _read(meeting: Path) -> dict[str, Any] | None:
-    """Return what node 0 has written; None before, and where a network file system shows half of it."""
+    """Return what node 0 has written; None before, and where a network file system shows half of
+    it.
+    """
     with contextlib.suppress(OSError, ValueError):
         found: dict[str, Any] | None = read_json(meeting)
         return found

@@ -1,18 +1,20 @@
-"""Commands: what is run for a recipe, arguments written with recipe fields, and checks that they agree with the recipe.
+"""Commands: what is run for a recipe, arguments written with recipe fields, and checks that they
+agree with the recipe.
 
     {tensor_parallel}                       the field's value
-    {sequence_parallel?--sequence-parallel} a whole argument: the text if the field is true, else no argument
-    {recompute=full?--recompute}            a whole argument: the text if the field has this value
-    {trainer_arguments}                     a whole argument: the list that the ready-made trainer makes
-    {node_rank}                             what is known on a node alone, as %{node_rank} until then: see `PLACE`
-    {custom_arguments}                      a whole argument: the flags of the user's own knobs
-    {{ and }}                               braces
+    {sequence_parallel?--sequence-parallel} a whole argument: the text if the field is true, else no
+    argument {recompute=full?--recompute}            a whole argument: the text if the field has
+    this value {trainer_arguments}                     a whole argument: the list that the
+    ready-made trainer makes {node_rank}                             what is known on a node alone,
+    as %{node_rank} until then: see `PLACE` {custom_arguments}                      a whole
+    argument: the flags of the user's own knobs {{ and }}                               braces
 
 Each argument becomes one list item, never a shell's line: no variables, no globs, no quotes.
 
-A trainer that gets one value in its arguments and another in a file runs one of them at full speed. In one log of the
-Frontier study (arXiv 2312.12705, gpt175b_megatron_16N) the command line has micro-batch 1 and DeepSpeed's JSON has 4,
-and 149 TFLOPS per device are reported where about 37 were computed.
+A trainer that gets one value in its arguments and another in a file runs one of them at full speed.
+In one log of the Frontier study (arXiv 2312.12705, gpt175b_megatron_16N) the command line has
+micro-batch 1 and DeepSpeed's JSON has 4, and 149 TFLOPS per device are reported where about 37 were
+computed.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
-RECIPE_FIELDS = tuple(f.name for f in fields(Recipe) if f.name not in ("sharding", "layers_per_stage", "custom"))
+RECIPE_FIELDS = tuple(
+    f.name for f in fields(Recipe) if f.name not in ("sharding", "layers_per_stage", "custom")
+)
 MODEL_FIELDS = tuple(f.name for f in fields(Model) if f.name != "name")
 SPLICED, CUSTOM = "trainer_arguments", "custom_arguments"
 PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -64,7 +68,9 @@ OPTIONS = {
     if name.endswith("_parallel")
     for middle in ("-", "-model-")
 }
-"""Options of Megatron-LM, Megatron-DeepSpeed and the transformers Trainer, with the figure that they state."""
+"""Options of Megatron-LM, Megatron-DeepSpeed and the transformers Trainer, with the figure that
+they state.
+"""
 DEEPSPEED_FILES = ("deepspeed", "deepspeed-config", "deepspeed-config-file")
 DEEPSPEED_KEYS = BATCH | {"zero_stage": "zero_optimization.stage"}
 ANYWHERE = Path("run")
@@ -88,10 +94,11 @@ RANK_FIELDS = (*RANK_PLACE, "world_size")
 
 @dataclass(frozen=True, kw_only=True)
 class CommandRequest:
-    """Request for the command of a recipe, which starts in `campaign_folder` and writes its files to `run_folder`.
+    """Request for the command of a recipe, which starts in `campaign_folder` and writes its files
+    to `run_folder`.
 
-    It is started once per node, or once per rank (`start_per`). A replay ends by itself after the probe's steps;
-    `attempt` numbers its starts.
+    It is started once per node, or once per rank (`start_per`). A replay ends by itself after the
+    probe's steps; `attempt` numbers its starts.
     """
 
     problem: Problem
@@ -107,7 +114,9 @@ class CommandRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One run of a trainer: an argument list, `files` for the run folder, additional environment, log patterns."""
+    """One run of a trainer: an argument list, `files` for the run folder, additional environment,
+    log patterns.
+    """
 
     arguments: tuple[str, ...]
     log_patterns: tuple[str, ...]
@@ -118,8 +127,12 @@ class Command:
 MakeCommand = Callable[[CommandRequest], Command | Reason]
 
 
-def request_of(setup: ProbeSetup, recipe: Recipe, run_folder: Path, **replay: Any) -> CommandRequest:
-    """Return the request for the command of a campaign's recipe; `replay` are its fields of a replay."""
+def request_of(
+    setup: ProbeSetup, recipe: Recipe, run_folder: Path, **replay: Any
+) -> CommandRequest:
+    """Return the request for the command of a campaign's recipe; `replay` are its fields of a
+    replay.
+    """
     return CommandRequest(
         problem=setup.problem,
         recipe=recipe,
@@ -132,15 +145,21 @@ def request_of(setup: ProbeSetup, recipe: Recipe, run_folder: Path, **replay: An
     )
 
 
-def environment_of(command: Command, request: CommandRequest, settings: CommandSettings) -> dict[str, str]:
-    """Return what is set for the command, in addition to the variables passed from the driver's environment."""
+def environment_of(
+    command: Command, request: CommandRequest, settings: CommandSettings
+) -> dict[str, str]:
+    """Return what is set for the command, in addition to the variables passed from the driver's
+    environment.
+    """
     values = field_values(request)
     chosen = {name: filled_text(text, values) for name, text in settings.environment.items()}
     return places(values) | dict(command.environment) | chosen | request.recipe.custom_environment()
 
 
 def places(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that tell a command its place among nodes, ranks and starts, of the values of its fields."""
+    """Return the variables that tell a command its place among nodes, ranks and starts, of the
+    values of its fields.
+    """
     return {name: values[field] for name, field in VARIABLES.items() if field in values}
 
 
@@ -179,9 +198,12 @@ def field_values(request: CommandRequest) -> dict[str, str]:
 
 
 def filled(
-    arguments: Sequence[str], values: Mapping[str, str], spliced: Mapping[str, Sequence[str]] = MappingProxyType({})
+    arguments: Sequence[str],
+    values: Mapping[str, str],
+    spliced: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[str, ...]:
-    """Return an argument list with its fields filled in, and lists in place of the arguments that `spliced` names.
+    """Return an argument list with its fields filled in, and lists in place of the arguments that
+    `spliced` names.
 
     Raises `InvalidInput` for an unknown field.
     """
@@ -193,8 +215,14 @@ def filled(
         elif condition is None:
             found.append(filled_text(text, values))
         elif condition[1] in (*PLACE, *RANK_PLACE):
-            raise bad_value("command.arguments", text, f"a condition on the recipe: {condition[1]} is known later")
-        elif _value(condition[1], text, values) == ("true" if condition[2] is None else condition[2]):
+            raise bad_value(
+                "command.arguments",
+                text,
+                f"a condition on the recipe: {condition[1]} is known later",
+            )
+        elif _value(condition[1], text, values) == (
+            "true" if condition[2] is None else condition[2]
+        ):
             found.append(condition[3].replace("{{", "{").replace("}}", "}"))
     return tuple(found)
 
@@ -207,7 +235,11 @@ def filled_text(text: str, values: Mapping[str, str]) -> str:
         if piece in ("{{", "}}"):
             return piece[0]
         if match[1] is None:
-            raise bad_value("command", text, f"a field between {{ and }}; a single {piece} is written {piece * 2}")
+            raise bad_value(
+                "command",
+                text,
+                f"a field between {{ and }}; a single {piece} is written {piece * 2}",
+            )
         return _value(match[1], text, values)
 
     return PIECE.sub(replacement, text)
@@ -223,7 +255,9 @@ def _value(name: str, text: str, values: Mapping[str, str]) -> str:
 
 
 def stated_before(arguments: Sequence[str], folder: Path) -> Iterator[Statement]:
-    """Yield what the arguments state, and the DeepSpeed files that they name, by their path from `folder`."""
+    """Yield what the arguments state, and the DeepSpeed files that they name, by their path from
+    `folder`.
+    """
     for argument, after in zip(arguments, (*arguments[1:], ""), strict=True):
         name, equals, value = argument.removeprefix("--").partition("=")
         option, value = name.replace("_", "-"), value if equals else after
@@ -243,8 +277,12 @@ def _of_deepspeed(path: Path) -> Iterator[Statement]:
                 yield Statement(figure, float(value), f"{key} = {value} of {path.name}")
 
 
-def why_disagreeing(statements: Iterable[Statement], recipe: Recipe, problem: Problem) -> str | None:
-    """Return the first statement that differs from the recipe, with both values; None if all agree."""
+def why_disagreeing(
+    statements: Iterable[Statement], recipe: Recipe, problem: Problem
+) -> str | None:
+    """Return the first statement that differs from the recipe, with both values; None if all
+    agree.
+    """
     for statement in statements:
         if statement.figure == "sequence_length":
             ours: int | None = problem.sequence_length
@@ -255,14 +293,18 @@ def why_disagreeing(statements: Iterable[Statement], recipe: Recipe, problem: Pr
             ours = getattr(recipe, statement.figure)
         if ours is not None and statement.value != ours:
             source = statement.source[:200]
-            return f"{statement.figure} is {ours} in the recipe and {statement.value:g} to the trainer: {source}"
+            return (
+                f"{statement.figure} is {ours} in the recipe and {statement.value:g} to the"
+                f" trainer: {source}"
+            )
     return None
 
 
 def expressible(survey: Survey, setup: ProbeSetup, make: MakeCommand) -> Survey:
     """Return the survey without the recipes that the trainer cannot run, which count as refused.
 
-    Raises `InvalidInput` if two recipes make the same command: one would be measured under the other's name.
+    Raises `InvalidInput` if two recipes make the same command: one would be measured under the
+    other's name.
     """
     refused, seen = dict[int, Reason](), dict[object, Recipe]()
     for row, recipe in enumerate(survey.recipes):
@@ -271,23 +313,42 @@ def expressible(survey: Survey, setup: ProbeSetup, make: MakeCommand) -> Survey:
         if isinstance(command, Reason):
             refused[row] = command
             continue
-        variables = environment_of(command, request, setup.command).items() - places(field_values(request)).items()
-        starts = nodes_used(recipe, setup.problem) if request.start_per == "node" else recipe.devices
+        variables = (
+            environment_of(command, request, setup.command).items()
+            - places(field_values(request)).items()
+        )
+        starts = (
+            nodes_used(recipe, setup.problem) if request.start_per == "node" else recipe.devices
+        )
         twin = seen.setdefault(
-            (command.arguments, frozenset(command.files.items()), frozenset(variables), starts, recipe.group), recipe
+            (
+                command.arguments,
+                frozenset(command.files.items()),
+                frozenset(variables),
+                starts,
+                recipe.group,
+            ),
+            recipe,
         )
         if twin != recipe:
-            differing = [f.name for f in fields(Recipe) if getattr(twin, f.name) != getattr(recipe, f.name)]
+            differing = [
+                f.name for f in fields(Recipe) if getattr(twin, f.name) != getattr(recipe, f.name)
+            ]
             both = f"{twin.describe()} and {recipe.describe()}"
             raise InvalidInput(
                 f"the command is the same for {both}, which differ in {', '.join(differing)}",
-                hint="name the field in command.arguments or command.environment, or leave one value of it in [space]",
+                hint=(
+                    "name the field in command.arguments or command.environment, or leave one value"
+                    " of it in [space]"
+                ),
             )
     return survey.refuse(refused)
 
 
 def check_program(setup: ProbeSetup, make: MakeCommand, recipe: Recipe) -> None:
-    """Raise `InvalidInput` if there are no nodes for a recipe's command, or no program or start folder."""
+    """Raise `InvalidInput` if there are no nodes for a recipe's command, or no program or start
+    folder.
+    """
     setup = setup.at(recipe)
     command = make(request_of(setup, recipe, ANYWHERE))
     if isinstance(command, Reason):
@@ -305,17 +366,29 @@ def check_program(setup: ProbeSetup, make: MakeCommand, recipe: Recipe) -> None:
         check_torchtitan(command, path)
     if not (shutil.which(folder / program) if "/" in program else shutil.which(program, path=path)):
         where = f"in {folder}" if "/" in program else f"on the PATH {path[:60]}"
-        raise bad_value("command.arguments", program, f"a program that can be run first; there is none {where}")
+        raise bad_value(
+            "command.arguments", program, f"a program that can be run first; there is none {where}"
+        )
 
 
 def check_torchtitan(command: Command, path: str) -> None:
-    """Raise `InvalidInput` if the Python environment of a program in the command has another version of torchtitan."""
-    programs = (shutil.which(argument, path=path) for argument in command.arguments if "=" not in argument)
+    """Raise `InvalidInput` if the Python environment of a program in the command has another
+    version of torchtitan.
+    """
+    programs = (
+        shutil.which(argument, path=path) for argument in command.arguments if "=" not in argument
+    )
     for program in filter(None, programs):
-        folders = [str(one) for one in Path(program).parent.parent.glob("lib/python3*/site-packages")]
+        folders = [
+            str(one) for one in Path(program).parent.parent.glob("lib/python3*/site-packages")
+        ]
         for found in metadata.distributions(name="torchtitan", path=folders):
             if found.version != TORCHTITAN and not found.version.startswith(f"{TORCHTITAN}."):
                 raise InvalidInput(
-                    f"torchtitan {found.version} is installed next to {program}: the arguments are for {TORCHTITAN}",
-                    hint=f"pip install 'torchtitan=={TORCHTITAN}.*', or write command.arguments without the trainer",
+                    f"torchtitan {found.version} is installed next to {program}: the arguments are"
+                    f" for {TORCHTITAN}",
+                    hint=(
+                        f"pip install 'torchtitan=={TORCHTITAN}.*', or write command.arguments"
+                        " without the trainer"
+                    ),
                 )

@@ -10,7 +10,14 @@ from typing import TypeVar
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.external import command as commands
 from frontrunner.evaluators.external.command import Command, CommandRequest, MakeCommand
-from frontrunner.evaluators.external.supervisor import END_S, ORDER, RUN_TAG, Place, Supervised, reserved_port
+from frontrunner.evaluators.external.supervisor import (
+    END_S,
+    ORDER,
+    RUN_TAG,
+    Place,
+    Supervised,
+    reserved_port,
+)
 from frontrunner.evaluators.external.trainers import configured
 from frontrunner.evaluators.external.watch import CommandWatch
 from frontrunner.evaluators.probe.files import write_json, write_text
@@ -26,7 +33,9 @@ AnyRun = TypeVar("AnyRun", bound=CommandWatch)
 
 
 class CommandProbes(QueuedProbes[AnyRun]):
-    """Base of evaluators over a function from requests to commands; by default that of the campaign's [command]."""
+    """Base of evaluators over a function from requests to commands; by default that of the
+    campaign's [command].
+    """
 
     def __init__(self, setup: ProbeSetup, make_command: MakeCommand | None = None) -> None:
         super().__init__(setup)
@@ -35,7 +44,9 @@ class CommandProbes(QueuedProbes[AnyRun]):
         self._refused: list[Finished] = []
 
     def start(self, order: ProbeOrder) -> None:
-        """Accept an order, unless its recipe is refused or its own files disagree with one another."""
+        """Accept an order, unless its recipe is refused or its own files disagree with one
+        another.
+        """
         request = commands.request_of(self._setup, order.recipe, order.run_folder)
         command = self._make(request)
         if isinstance(command, Reason):
@@ -88,7 +99,12 @@ class CommandRun(CommandWatch):
         self._took_s: float | None = None
         self.begin()
         self._port = reserved_port()
-        place = Place(node=0, nodes=(socket.gethostname(),), address=LOOPBACK, port=self._port.getsockname()[1])
+        place = Place(
+            node=0,
+            nodes=(socket.gethostname(),),
+            address=LOOPBACK,
+            port=self._port.getsockname()[1],
+        )
         self._supervised = Supervised(order.run_folder, place, driver_tags(order.run_folder.parent))
 
     @property
@@ -133,9 +149,11 @@ def write_run(
     folder: Path | None = None,
     stop_file: Path | None = None,
 ) -> str | None:
-    """Write the command's files and its supervisors' order, which holds only the names of variables passed to it.
+    """Write the command's files and its supervisors' order, which holds only the names of variables
+    passed to it.
 
-    The order goes to `folder`, by default the run folder. Return where the files disagree with the recipe, or None.
+    The order goes to `folder`, by default the run folder. Return where the files disagree with the
+    recipe, or None.
     """
     run_folder, recipe, cluster = request.run_folder, request.recipe, request.problem.cluster
     folder = folder or run_folder
@@ -145,7 +163,10 @@ def write_run(
         write_text(run_folder / Path(name).name, text)
     order = {
         "arguments": list(command.arguments),
-        "environment": {**commands.environment_of(command, request, settings), RUN_TAG: str(folder)},
+        "environment": {
+            **commands.environment_of(command, request, settings),
+            RUN_TAG: str(folder),
+        },
         "passed": list(settings.pass_environment),
         "folder": str(request.campaign_folder),
         "devices": recipe.devices,

@@ -1,4 +1,6 @@
-"""Figures of a trainer's log, found by regular expressions and read while it grows; step times and their verdict."""
+"""Figures of a trainer's log, found by regular expressions and read while it grows; step times and
+their verdict.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,14 @@ PEAKS = {
 RATES = ("tokens_per_s", "tokens_per_s_per_device", "samples_per_s")
 COUNTS = ("skipped_steps", "nan_steps")
 STATEMENTS = (
-    *("micro_batch_seqs", "accumulation", "global_batch_seqs", "sequence_length", "data_parallel", "zero_stage"),
+    *(
+        "micro_batch_seqs",
+        "accumulation",
+        "global_batch_seqs",
+        "sequence_length",
+        "data_parallel",
+        "zero_stage",
+    ),
     *(name for name, dimension in DIMENSIONS.items() if dimension.group == "degrees"),
 )
 """Statements of a trainer about its configuration, which must be the recipe's and the problem's."""
@@ -52,9 +61,13 @@ COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 MAX_LINE_BYTES = 8_000
 """Of a line that are decoded: twice what patterns search, since color codes are removed first."""
 RATE_TOLERANCE = 0.1
-"""A rate in the log may differ by this from tokens over step time: trainers round, and leave out some work."""
+"""A rate in the log may differ by this from tokens over step time: trainers round, and leave out
+some work.
+"""
 SLOWER_PACE = 2.0
-"""A time between two lines, by our clock, of this many times the log's step time is not believed."""
+"""A time between two lines, by our clock, of this many times the log's step time is not
+believed.
+"""
 TIMING_SLACK_S = 2.0
 """How long buffers may delay output, and a trainer be busy between two steps."""
 
@@ -64,11 +77,15 @@ Pattern = re.Pattern[str]
 
 
 def pattern_of(text: str) -> Pattern:
-    """Return a compiled regular expression; raise `InvalidInput` if it is invalid or has no known group."""
+    """Return a compiled regular expression; raise `InvalidInput` if it is invalid or has no known
+    group.
+    """
     try:
         found = re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        raise bad_value("command.log_patterns", text, f"a regular expression; here: {error}") from None
+        raise bad_value(
+            "command.log_patterns", text, f"a regular expression; here: {error}"
+        ) from None
     if not found.groupindex:
         expected = "a named group, as (?P<step_time_ms>[0-9.]+)"
         raise bad_value("command.log_patterns", text, expected, hint=f"known: {', '.join(GROUPS)}")
@@ -88,7 +105,10 @@ def patterns_of(texts: Iterable[str]) -> tuple[Pattern, ...]:
     """Return the patterns of regular expressions, of which one must find finished steps."""
     found = tuple(map(pattern_of, texts))
     if not any(map(marks_a_step, found)):
-        expected = f"a regular expression that finds a finished step, with a group of {', '.join(sorted(STEP_GROUPS))}"
+        expected = (
+            "a regular expression that finds a finished step, with a group of"
+            f" {', '.join(sorted(STEP_GROUPS))}"
+        )
         raise bad_value("command.log_patterns", [] if found else None, expected)
     return found
 
@@ -97,11 +117,15 @@ def figures_of(match: re.Match[str]) -> dict[str, float]:
     """Return the figures of a match, without groups that hold no number."""
     numbers = {name: number(text) for name, text in match.groupdict().items() if text is not None}
     known = ((name, value) for name, value in numbers.items() if value is not None)
-    return {name: value for name, value in known if name == "loss" or abs(value) <= MAX_FIGURE}  # False for NaN
+    return {
+        name: value for name, value in known if name == "loss" or abs(value) <= MAX_FIGURE
+    }  # False for NaN
 
 
 def number(text: str) -> float | None:
-    """Parse a number as trainers print it: 1,234 and 7.03e3, 11.5K and 85.8G, nan and inf; None for others."""
+    """Parse a number as trainers print it: 1,234 and 7.03e3, 11.5K and 85.8G, nan and inf; None for
+    others.
+    """
     match = NUMBER.fullmatch(text.strip().strip("'\""))
     if match is None:
         return None
@@ -117,7 +141,9 @@ def in_base_units(figures: Mapping[str, float], units: Mapping[str, float]) -> I
 
 @dataclass(kw_only=True)
 class LoggedStep:
-    """Figures of one logged step, or means since the one before; of repeated lines the first counts."""
+    """Figures of one logged step, or means since the one before; of repeated lines the first
+    counts.
+    """
 
     number: int
     arrival_s: float
@@ -147,7 +173,9 @@ class LoggedStep:
 
 
 class Statement(NamedTuple):
-    """A source's statement about the configuration: a figure of `STATEMENTS`, its value, and the source's text."""
+    """A source's statement about the configuration: a figure of `STATEMENTS`, its value, and the
+    source's text.
+    """
 
     figure: str
     value: float
@@ -157,8 +185,8 @@ class Statement(NamedTuple):
 class LogReader:
     """Follows the command's logs in a run folder, one for each node.
 
-    Trainers print a step on the first rank, the last or all of them. Steps are those of the node that has logged most,
-    whose times of arrival have one clock, completed by the others'.
+    Trainers print a step on the first rank, the last or all of them. Steps are those of the node
+    that has logged most, whose times of arrival have one clock, completed by the others'.
     """
 
     def __init__(self, folder: Path, patterns: tuple[Pattern, ...], nodes: int = 1) -> None:
@@ -184,7 +212,10 @@ class LogReader:
 
     def advance(self) -> bool:
         """Read what is new, and return whether there was anything."""
-        wrote = [self._advance(reader, steps) for reader, steps in zip(self._lines, self._by_number, strict=True)]
+        wrote = [
+            self._advance(reader, steps)
+            for reader, steps in zip(self._lines, self._by_number, strict=True)
+        ]
         return any(wrote)
 
     def _advance(self, reader: LineReader, steps: dict[int, LoggedStep]) -> bool:
@@ -201,12 +232,22 @@ class LogReader:
         return bool(lines)
 
     def _add(
-        self, steps: dict[int, LoggedStep], figures: Mapping[str, float], line: str, arrival_s: float, *, marks: bool
+        self,
+        steps: dict[int, LoggedStep],
+        figures: Mapping[str, float],
+        line: str,
+        arrival_s: float,
+        *,
+        marks: bool,
     ) -> None:
-        self.peak_memory_bytes = max([self.peak_memory_bytes, *map(int, in_base_units(figures, PEAKS))])
+        self.peak_memory_bytes = max(
+            [self.peak_memory_bytes, *map(int, in_base_units(figures, PEAKS))]
+        )
         for name in STATEMENTS:
             if name in figures:
-                self._stated.setdefault((name, figures[name]), Statement(name, figures[name], line.strip()))
+                self._stated.setdefault(
+                    (name, figures[name]), Statement(name, figures[name], line.strip())
+                )
         if marks and figures:
             number = int(figures.get("step", max(steps, default=0) + 1))
             steps.setdefault(number, LoggedStep(number=number, arrival_s=arrival_s)).add(figures)
@@ -216,7 +257,9 @@ class LogReader:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedStep:
-    """One logged step with its time, the mean of those that it `covers`; `is_claimed` if the log states the time."""
+    """One logged step with its time, the mean of those that it `covers`; `is_claimed` if the log
+    states the time.
+    """
 
     logged: LoggedStep
     time_s: float | None
@@ -239,7 +282,9 @@ class Verdict(NamedTuple):
 
 
 def timed(steps: Sequence[LoggedStep], recipe: Recipe, problem: Problem) -> list[TimedStep]:
-    """Return the logged steps with times: the log's own, else from its rate, else between two lines by our clock."""
+    """Return the logged steps with times: the log's own, else from its rate, else between two lines
+    by our clock.
+    """
     found: list[TimedStep] = []
     done = 0
     for place, step in enumerate(steps):
@@ -250,39 +295,65 @@ def timed(steps: Sequence[LoggedStep], recipe: Recipe, problem: Problem) -> list
         claimed, rate = step.time_s, tokens_per_s_of(step, recipe, problem)
         if claimed is None and rate:
             claimed = tokens_per_step(recipe, problem) / rate
-        time_s = (step.arrival_s - previous.arrival_s) / covers if claimed is None and previous else claimed
+        time_s = (
+            (step.arrival_s - previous.arrival_s) / covers
+            if claimed is None and previous
+            else claimed
+        )
         is_claimed = claimed is not None
-        found.append(TimedStep(logged=step, time_s=time_s, covers=covers, before=done, is_claimed=is_claimed))
+        found.append(
+            TimedStep(logged=step, time_s=time_s, covers=covers, before=done, is_claimed=is_claimed)
+        )
         done += covers
     return found
 
 
 def tokens_per_s_of(step: LoggedStep, recipe: Recipe, problem: Problem) -> float | None:
     """Return the rate that the log states, as tokens/s of the whole job; None if it states none."""
-    tokens = {"tokens_per_s": 1, "tokens_per_s_per_device": recipe.devices, "samples_per_s": problem.sequence_length}
-    return next((step.rates[name] * factor for name, factor in tokens.items() if name in step.rates), None)
+    tokens = {
+        "tokens_per_s": 1,
+        "tokens_per_s_per_device": recipe.devices,
+        "samples_per_s": problem.sequence_length,
+    }
+    return next(
+        (step.rates[name] * factor for name, factor in tokens.items() if name in step.rates), None
+    )
 
 
 def measured(steps: Sequence[TimedStep], warm_up_steps: int) -> list[float]:
-    """Return the times that count: after the warm-up, and of steps without gradients that overflowed."""
-    counting = (step for step in steps if step.before >= warm_up_steps and not step.logged.skipped_steps)
+    """Return the times that count: after the warm-up, and of steps without gradients that
+    overflowed.
+    """
+    counting = (
+        step for step in steps if step.before >= warm_up_steps and not step.logged.skipped_steps
+    )
     return [step.time_s for step in counting if step.time_s is not None]
 
 
 def verdict(
-    steps: Sequence[TimedStep], settings: ProbeSettings, *, best_step_time_s: float | None, spent_s: float
+    steps: Sequence[TimedStep],
+    settings: ProbeSettings,
+    *,
+    best_step_time_s: float | None,
+    spent_s: float,
 ) -> Verdict:
-    """Return the verdict on the steps so far, by the rules of our own probes (`trainer/probe_loop.py`)."""
+    """Return the verdict on the steps so far, by the rules of our own probes
+    (`trainer/probe_loop.py`).
+    """
     times = measured(steps, settings.warm_up_steps)
     if not settings.is_adaptive:
         enough = len(times) >= (settings.measured_steps or 1)
-        return Verdict(tuple(times[: settings.measured_steps]), ProbeEnding.FIXED if enough else None)
+        return Verdict(
+            tuple(times[: settings.measured_steps]), ProbeEnding.FIXED if enough else None
+        )
     most_dropped = max(0, settings.most_steps // 2 - settings.warm_up_steps)
     times = settled(times, most_dropped=most_dropped, tolerance=settings.precision / 2)
     most = settings.most_steps - settings.warm_up_steps
     ended = None
     if len(times) >= settings.min_measured_steps:
-        found = ending(times, precision=settings.precision, best_step_time_s=best_step_time_s, most=most)
+        found = ending(
+            times, precision=settings.precision, best_step_time_s=best_step_time_s, most=most
+        )
         late = spent_s + times[-1] > DEADLINE_SHARE * settings.deadline_s
         limit = ProbeEnding.LIMIT if late or len(times) >= most else None
         ended = limit if found is None else ProbeEnding(found)
@@ -290,7 +361,9 @@ def verdict(
 
 
 def why_inconsistent(steps: Sequence[TimedStep], recipe: Recipe, problem: Problem) -> str | None:
-    """Return why the log's rates or times contradict each other or our clock, with both values, or None."""
+    """Return why the log's rates or times contradict each other or our clock, with both values, or
+    None.
+    """
     tokens = tokens_per_step(recipe, problem)
     pairs = [
         (rate, tokens / step.logged.time_s)
@@ -300,7 +373,9 @@ def why_inconsistent(steps: Sequence[TimedStep], recipe: Recipe, problem: Proble
     if pairs:
         stated, ours = (statistics.median(values) for values in zip(*pairs, strict=True))
         if abs(stated / ours - 1) > RATE_TOLERANCE:
-            theirs = f"the log says {stated:.6g} tokens/s, and its step time gives {ours:.6g} tokens/s"
+            theirs = (
+                f"the log says {stated:.6g} tokens/s, and its step time gives {ours:.6g} tokens/s"
+            )
             return f"{theirs} with the recipe's {tokens} tokens per step"
     claimed = [(step, step.time_s) for step in steps if step.is_claimed and step.time_s is not None]
     if len(claimed) < 2:
@@ -308,9 +383,15 @@ def why_inconsistent(steps: Sequence[TimedStep], recipe: Recipe, problem: Proble
     first, last = claimed[0][0].logged, claimed[-1][0].logged
     in_all = sum(step.covers * seconds for step, seconds in claimed)
     if in_all > last.arrival_s * (1 + RATE_TOLERANCE) + TIMING_SLACK_S:
-        return f"the log's steps take {in_all:.4g} s in all, and came within {last.arrival_s:.4g} s by our clock"
+        return (
+            f"the log's steps take {in_all:.4g} s in all, and came within {last.arrival_s:.4g} s by"
+            " our clock"
+        )
     usual = statistics.median(seconds for _, seconds in claimed)
     count, span = last.number - first.number, last.arrival_s - first.arrival_s
     if span > SLOWER_PACE * count * usual and span - count * usual > TIMING_SLACK_S:
-        return f"the log's median step takes {usual:.4g} s, and by our clock one takes {span / count:.4g} s"
+        return (
+            f"the log's median step takes {usual:.4g} s, and by our clock one takes"
+            f" {span / count:.4g} s"
+        )
     return None

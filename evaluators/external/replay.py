@@ -1,7 +1,8 @@
-"""Replay of another trainer's recipe: its command with the same knobs for more steps, compared with the probe.
+"""Replay of another trainer's recipe: its command with the same knobs for more steps, compared with
+the probe.
 
-It is started again after a failure, and, stopped by SIGTERM before its nodes are taken away, on other nodes. That it
-goes on from its own checkpoint is the command's part.
+It is started again after a failure, and, stopped by SIGTERM before its nodes are taken away, on
+other nodes. That it goes on from its own checkpoint is the command's part.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ APPLICABLE = ("steps", "folder", "restarts", "walltime", "stop_margin_s")
 
 @dataclass(frozen=True, kw_only=True)
 class CommandReplay(PlannedReplay):
-    """A replay by the command of the campaign that `setup` is of, for all `steps` of its probe settings."""
+    """A replay by the command of the campaign that `setup` is of, for all `steps` of its probe
+    settings.
+    """
 
     make_command: MakeCommand
     stop_margin_s: float
@@ -64,18 +67,31 @@ def plan(
     plain = ReplaySettings(**{name: getattr(settings, name) for name in APPLICABLE})
     if settings.launched:
         raise InvalidInput(
-            f"--print-command: recipe {recipe_id} was run by another trainer, whose command each start makes anew",
-            hint="starts/N/command.json in the folder of a replay has it, and command.json in a probe's run folder",
+            f"--print-command: recipe {recipe_id} was run by another trainer, whose command each"
+            " start makes anew",
+            hint=(
+                "starts/N/command.json in the folder of a replay has it, and command.json in a"
+                " probe's run folder"
+            ),
         )
     for name, value in vars(settings).items():
         if value != getattr(plain, name):
             raise InvalidInput(
-                f"replay.{name} = {value}: recipe {recipe_id} was run by another trainer, which does not know it",
-                hint="put it into command.arguments, as {replay?--ARGUMENT} for replays alone, and launch the campaign",
+                f"replay.{name} = {value}: recipe {recipe_id} was run by another trainer, which"
+                " does not know it",
+                hint=(
+                    "put it into command.arguments, as {replay?--ARGUMENT} for replays alone, and"
+                    " launch the campaign"
+                ),
             )
     setup = with_walltime(setup, settings.walltime)
     probe, warm_up = setup.probe, min(setup.probe.warm_up_steps, settings.steps - 1)
-    probe = replace(probe, warm_up_steps=warm_up, measured_steps=settings.steps - warm_up, deadline_s=LONGEST_RUN_S)
+    probe = replace(
+        probe,
+        warm_up_steps=warm_up,
+        measured_steps=settings.steps - warm_up,
+        deadline_s=LONGEST_RUN_S,
+    )
     folder = (settings.folder or setup.work_folder.parent / "replays" / recipe_id).resolve()
     return CommandReplay(
         recipe_id=recipe_id,
@@ -84,13 +100,19 @@ def plan(
         setup=replace(setup, work_folder=folder, probe=probe),
         make_command=make_command,
         measured_tokens_per_s=measured_tokens_per_s,
-        source=source_for(recipe_id, recipe, setup, doing="replay") if setup.dispatch.has_nodes else None,
+        source=(
+            source_for(recipe_id, recipe, setup, doing="replay")
+            if setup.dispatch.has_nodes
+            else None
+        ),
         restarts=settings.restarts,
         stop_margin_s=settings.stop_margin_s or STOP_MARGIN_S,
     )
 
 
-def run(chosen: CommandReplay, on_event: OnEvent | None = None, signals: Sequence[str] = ()) -> ReplayResult:
+def run(
+    chosen: CommandReplay, on_event: OnEvent | None = None, signals: Sequence[str] = ()
+) -> ReplayResult:
     """Run the command to its own end; raise `FrontrunnerError` with the log's end.
 
     Once `signals` has a name, the command is stopped by SIGTERM.
@@ -98,7 +120,9 @@ def run(chosen: CommandReplay, on_event: OnEvent | None = None, signals: Sequenc
     with alone(chosen.folder):
         starts = CommandStarts(chosen, follower := _Follower(chosen, on_event, signals))
         if not starts.run():
-            raise ReplayStopped(f"stopped after step {follower.step}, {follower.why_stopped}", hint=starts.goes_on)
+            raise ReplayStopped(
+                f"stopped after step {follower.step}, {follower.why_stopped}", hint=starts.goes_on
+            )
     outcome = starts.outcome
     tokens_per_s = None if outcome is None else outcome.tokens_per_s
     return ReplayResult(
@@ -116,19 +140,27 @@ def run(chosen: CommandReplay, on_event: OnEvent | None = None, signals: Sequenc
 class CommandStarts(Starts[CommandWatch]):
     """Starts of a command, until it ends with status 0 that was not stopped.
 
-    Each has its own number as `{attempt}`. What it went on from is known by the first step that it logs.
+    Each has its own number as `{attempt}`. What it went on from is known by the first step that it
+    logs.
     """
 
     no_progress = "without going on from a later step than the one before"
-    goes_on = "run again, the command is started with the next {attempt}, to go on from its own checkpoint"
+    goes_on = (
+        "run again, the command is started with the next {attempt}, to go on from its own"
+        " checkpoint"
+    )
 
     def __init__(self, chosen: CommandReplay, follower: _Follower) -> None:
         self._chosen, self._logs = chosen, follower
         self.outcome: Measurement | None = None
         self._is_first = True
-        super().__init__(chosen.recipe, chosen.setup, chosen.source, follower, restarts=chosen.restarts)
+        super().__init__(
+            chosen.recipe, chosen.setup, chosen.source, follower, restarts=chosen.restarts
+        )
 
-    def begin(self, order: ProbeOrder, number: int, allocation: HeldAllocation | None) -> CommandWatch:
+    def begin(
+        self, order: ProbeOrder, number: int, allocation: HeldAllocation | None
+    ) -> CommandWatch:
         """Start the command."""
         chosen, setup = self._chosen, self._setup
         self._is_first = number == 1
@@ -136,7 +168,13 @@ class CommandStarts(Starts[CommandWatch]):
         command = chosen.make_command(request)
         if isinstance(command, Reason):
             raise InvalidInput(f"recipe {chosen.recipe_id} cannot be replayed: {command.text}")
-        doubt = write_run(request, command, setup.command, folder=order.run_folder, stop_file=self._follower.stop_file)
+        doubt = write_run(
+            request,
+            command,
+            setup.command,
+            folder=order.run_folder,
+            stop_file=self._follower.stop_file,
+        )
         if doubt is not None:
             raise InvalidInput(f"recipe {chosen.recipe_id} cannot be replayed: {doubt}")
         self._follower.note("start", number=number)
@@ -156,7 +194,9 @@ class CommandStarts(Starts[CommandWatch]):
             watch.wait()
 
     def ending(self, watch: CommandWatch) -> Ending:
-        """Return that the command is done if it ended well, but not on a SIGTERM before its last step."""
+        """Return that the command is done if it ended well, but not on a SIGTERM before its last
+        step.
+        """
         outcome = watch.outcome()
         is_fatal = isinstance(outcome, Failure) and POLICIES[outcome.kind].max_attempts == 1
         if watch.is_stopping and self._logs.step < self._setup.probe.most_steps and not is_fatal:
@@ -182,7 +222,9 @@ class CommandStarts(Starts[CommandWatch]):
 class _Follower(RunFollower):
     """Reads the steps that the command logs, and reports throughput far below the probe's."""
 
-    def __init__(self, chosen: CommandReplay, on_event: OnEvent | None, signals: Sequence[str] = ()) -> None:
+    def __init__(
+        self, chosen: CommandReplay, on_event: OnEvent | None, signals: Sequence[str] = ()
+    ) -> None:
         super().__init__(chosen.folder, on_event, signals)
         self._chosen = chosen
         self._tokens = tokens_per_step(chosen.recipe, chosen.setup.problem)
@@ -211,7 +253,9 @@ class _Follower(RunFollower):
 
     @property
     def sustained_tokens_per_s(self) -> float | None:
-        """Return the throughput between the last start's first logged step and its last; None for fewer than two."""
+        """Return the throughput between the last start's first logged step and its last; None for
+        fewer than two.
+        """
         steps = self._watch.log.steps if self._watch is not None else []
         if len(steps) < 2 or steps[-1].arrival_s <= steps[0].arrival_s:
             return None
@@ -239,8 +283,14 @@ class _Follower(RunFollower):
         for step in timed(steps[first:], self._chosen.recipe, self._chosen.setup.problem):
             if step.time_s is None or (self._known and step.logged is steps[first]):
                 continue
-            loss = {} if step.logged.loss is None else {"loss": step.logged.loss if step.is_finite else None}
-            self.pass_on({"event": "step", "step": step.logged.number, "time_s": step.time_s, **loss})
+            loss = (
+                {}
+                if step.logged.loss is None
+                else {"loss": step.logged.loss if step.is_finite else None}
+            )
+            self.pass_on(
+                {"event": "step", "step": step.logged.number, "time_s": step.time_s, **loss}
+            )
             if (alert := self._speed.add(step.logged.number, step.time_s)) is not None:
                 self.note(**alert)
         self._known = len(steps)

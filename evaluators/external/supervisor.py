@@ -1,18 +1,24 @@
-"""Supervisor of one trainer's command on one node: a small process between the driver, or a node's agent, and it.
+"""Supervisor of one trainer's command on one node: a small process between the driver, or a node's
+agent, and it.
 
-It starts the command, once or once per rank, writes down its output with arrival times, and ends it when its starter
-requests that or is gone (its end of the supervisor's stdin closes), or when the command has ended and left processes
-behind. It adopts orphans, since launchers put ranks into sessions of their own, which no signal to a process group
-reaches, and kills every descendant. The command dies with it. In the run folder, for node 0; others have a number in
-the names of the last two, as `command-1.log`:
+It starts the command, once or once per rank, writes down its output with arrival times, and ends it
+when its starter requests that or is gone (its end of the supervisor's stdin closes), or when the
+command has ended and left processes behind. It adopts orphans, since launchers put ranks into
+sessions of their own, which no signal to a process group reaches, and kills every descendant. The
+command dies with it. In the run folder, for node 0; others have a number in the names of the last
+two, as `command-1.log`:
 
-    command.json     in: {"arguments": [...], "passed": [names], "environment": {...}, "folder": path,
-                     "devices": of the whole command, "devices_per_node": n, "starts_ranks": whether once per rank,
-                     "stop_file": of a replay, null of a probe; once it is not empty the command gets a SIGTERM}
-    command.log      out: the lines that it printed to stdout and stderr, each after the second of its arrival
-    ended.json       out: {"status": exit code or minus the signal, "seconds": s, "peak_resident_bytes": of one process}
+    command.json     in: {"arguments": [...], "passed": [names], "environment": {...}, "folder":
+    path,
+                     "devices": of the whole command, "devices_per_node": n, "starts_ranks": whether
+                     once per rank, "stop_file": of a replay, null of a probe; once it is not empty
+                     the command gets a SIGTERM}
+    command.log      out: the lines that it printed to stdout and stderr, each after the second of
+    its arrival ended.json       out: {"status": exit code or minus the signal, "seconds": s,
+    "peak_resident_bytes": of one process}
 
-The first line of its stdin is its `Place`, by which it fills the fields of `PLACE` in the arguments and variables.
+The first line of its stdin is its `Place`, by which it fills the fields of `PLACE` in the arguments
+and variables.
 """
 
 from __future__ import annotations
@@ -67,14 +73,18 @@ MAX_LINE_BYTES = 2**20
 NOT_STARTED = 127
 
 PLACE = ("node_rank", "node_list", "master_address", "master_port")
-"""Fields of arguments and variables that are known only where the command runs: see `Place.values`."""
+"""Fields of arguments and variables that are known only where the command runs: see
+`Place.values`.
+"""
 RANK_PLACE = ("rank", "local_rank", "local_world_size")
 """Such fields of a command that is started once per rank."""
 _FIELD = re.compile(rf"%\{{({'|'.join((*PLACE, *RANK_PLACE))})\}}")
 
 
 def place_field(name: str) -> str:
-    """Return the text of an argument or a variable that becomes a field of `PLACE` or `RANK_PLACE`."""
+    """Return the text of an argument or a variable that becomes a field of `PLACE` or
+    `RANK_PLACE`.
+    """
     return f"%{{{name}}}"
 
 
@@ -91,7 +101,8 @@ def run_tag(folder: Path, node: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A node among those of a command, by its number, all of them by name, and where node 0 can be reached.
+    """A node among those of a command, by its number, all of them by name, and where node 0 can be
+    reached.
 
     The command gets `variables` unless it sets them itself.
     """
@@ -109,10 +120,11 @@ class Place:
 
 
 def reserved_port() -> socket.socket:
-    """Return a socket that keeps a free port from others until it is closed; the command's own rank 0 may listen on it.
+    """Return a socket that keeps a free port from others until it is closed; the command's own rank
+    0 may listen on it.
 
-    On Linux a port that is bound and not listened on is given to nobody who wants any, and to those who name it and
-    set `SO_REUSEADDR`, as torch's stores do.
+    On Linux a port that is bound and not listened on is given to nobody who wants any, and to those
+    who name it and set `SO_REUSEADDR`, as torch's stores do.
     """
     found = socket.socket()
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -154,7 +166,9 @@ class Supervised:
         self._process.kill()
 
     def wait(self) -> None:
-        """Wait for the supervisor; kill it if it takes too long, and the command of one that was killed."""
+        """Wait for the supervisor; kill it if it takes too long, and the command of one that was
+        killed.
+        """
         self.end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
@@ -168,7 +182,9 @@ class Supervised:
 
 
 def read_end(run_folder: Path, node: int = 0) -> dict[str, Any] | None:
-    """Return how the command ended on a node; None if its supervisor was killed before it could write that."""
+    """Return how the command ended on a node; None if its supervisor was killed before it could
+    write that.
+    """
     try:
         found: dict[str, Any] = json.loads((run_folder / of_node(ENDED, node)).read_bytes())
     except (OSError, ValueError):
@@ -177,7 +193,9 @@ def read_end(run_folder: Path, node: int = 0) -> dict[str, Any] | None:
 
 
 class Log:
-    """The log of a command; a line ends with a newline, or with the carriage return of a progress bar."""
+    """The log of a command; a line ends with a newline, or with the carriage return of a progress
+    bar.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -191,13 +209,17 @@ class Log:
         return time.monotonic() - self._began_s
 
     def write(self, data: bytes, stream: int = 0) -> None:
-        """Write the lines that these bytes complete, of one of the processes that write at the same time."""
+        """Write the lines that these bytes complete, of one of the processes that write at the same
+        time.
+        """
         unfinished = self._unfinished.get(stream, b"")
         if len(unfinished) > MAX_LINE_BYTES:
             data = b"\n" + data
         *lines, self._unfinished[stream] = (unfinished + data).replace(b"\r", b"\n").split(b"\n")
         if lines:
-            with self._path.open("ab") as file:  # closed at once: a network file system shows what was closed
+            with self._path.open(
+                "ab"
+            ) as file:  # closed at once: a network file system shows what was closed
                 file.write(b"".join(b"%.6f %b\n" % (self.seconds, line) for line in lines))
 
     def close(self) -> None:
@@ -206,10 +228,14 @@ class Log:
             self.write(b"\n", stream)
 
 
-def starts(order: Mapping[str, Any], folder: Path, place: Place) -> Iterator[tuple[list[str], dict[str, str]]]:
+def starts(
+    order: Mapping[str, Any], folder: Path, place: Place
+) -> Iterator[tuple[list[str], dict[str, str]]]:
     """Yield arguments and environment of each process that this node starts."""
     passed = CommandSettings(pass_environment=tuple(order["passed"])).passed(os.environ)
-    tags = {name: os.environ[name] for name in TAGS if name in os.environ} | {RUN_TAG: run_tag(folder, place.node)}
+    tags = {name: os.environ[name] for name in TAGS if name in os.environ} | {
+        RUN_TAG: run_tag(folder, place.node)
+    }
     first, count = place.node * order["devices_per_node"], 1
     if order["starts_ranks"]:
         count = min(order["devices_per_node"], order["devices"] - first)
@@ -221,11 +247,16 @@ def starts(order: Mapping[str, Any], folder: Path, place: Place) -> Iterator[tup
             return _FIELD.sub(lambda match: values[match[1]], text)
 
         own = {name: filled(text) for name, text in order["environment"].items()}
-        yield [filled(text) for text in order["arguments"]], UNBUFFERED | passed | dict(place.variables) | own | tags
+        yield (
+            [filled(text) for text in order["arguments"]],
+            UNBUFFERED | passed | dict(place.variables) | own | tags,
+        )
 
 
 def run(folder: Path, place: Place, log: Log) -> int:
-    """Run the command of a folder to its end, and leave no process of it; return its first status that is not 0."""
+    """Run the command of a folder to its end, and leave no process of it; return its first status
+    that is not 0.
+    """
     order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
     processes: dict[int, subprocess.Popen[bytes]] = {}
     request = sys.stdin.fileno()
@@ -246,8 +277,16 @@ def run(folder: Path, place: Place, log: Log) -> int:
             _end(processes.values())
             return NOT_STARTED
         processes[process.stdout.fileno()] = process  # type: ignore[union-attr]
-    waiting, status, ended_s, failed_s, stop = [request, *processes], 0, 0.0, 0.0, StopFile(order["stop_file"])
-    while not processes.keys().isdisjoint(waiting) or any(one.poll() is None for one in processes.values()):
+    waiting, status, ended_s, failed_s, stop = (
+        [request, *processes],
+        0,
+        0.0,
+        0.0,
+        StopFile(order["stop_file"]),
+    )
+    while not processes.keys().isdisjoint(waiting) or any(
+        one.poll() is None for one in processes.values()
+    ):
         ready, _, _ = select.select(waiting, [], [], POLL_S)
         for output in processes.keys() & ready:
             data = os.read(output, 1 << 16)
@@ -265,7 +304,9 @@ def run(folder: Path, place: Place, log: Log) -> int:
             ended_s = ended_s or log.seconds
             if processes.keys().isdisjoint(ready) or log.seconds - ended_s > DRAIN_S:
                 break
-        elif failed_s and log.seconds - failed_s > PEER_GRACE_S and not stop.is_there:  # the other ranks wait for it
+        elif (
+            failed_s and log.seconds - failed_s > PEER_GRACE_S and not stop.is_there
+        ):  # the other ranks wait for it
             _end(processes.values())
     kill_descendants(processes.values(), timeout_s=KILL_S)
     return status

@@ -1,4 +1,6 @@
-"""Runs of a trainer's command: they are followed and measured by their logs, and their failures classified."""
+"""Runs of a trainer's command: they are followed and measured by their logs, and their failures
+classified.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,19 @@ from frontrunner.results.outcome import Failure, FailureKind, Outcome, ProbeEndi
 TAIL_LINES = 400
 TAIL_BYTES = 262_144
 """Searched for signs: launchers write pages after the line that matters."""
-EXCEPTION = re.compile(r"^(?:\[[\w.-]+\]:?\s*|[\w.-]+:\s+)?(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))(?:: (.*))?$")
+EXCEPTION = re.compile(
+    r"^(?:\[[\w.-]+\]:?\s*|[\w.-]+:\s+)?(?:\w+\.)*(\w*(?:Error|Exception|Interrupt))(?:: (.*))?$"
+)
 """The last line of a traceback, after the rank that launchers put before it."""
 USAGE = re.compile(r"^(?:\[[\w.-]+\]:?\s*|[\w.-]+:\s+)?\S+: error: (.*)$")
 REFUSALS = ("AssertionError", "ValueError", "NotImplementedError")
 """Raised by trainers, before the first step, for configurations that they reject."""
-RANK_KILLED = re.compile(r"exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\)|Exited with exit code 137|signal 9 \(Killed\)")
-"""Messages of torchrun, srun and mpirun that a rank was killed, while they end with a status of their own."""
+RANK_KILLED = re.compile(
+    r"exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\)|Exited with exit code 137|signal 9 \(Killed\)"
+)
+"""Messages of torchrun, srun and mpirun that a rank was killed, while they end with a status of
+their own.
+"""
 FOREIGN_OOM = re.compile(r"oom[_-]kill|OUT_OF_DEVICE_MEMORY|OUT_OF_RESOURCES", re.IGNORECASE)
 """Messages of Slurm and the runtimes of other accelerators that memory ran out."""
 
@@ -37,13 +45,16 @@ FOREIGN_OOM = re.compile(r"oom[_-]kill|OUT_OF_DEVICE_MEMORY|OUT_OF_RESOURCES", r
 class CommandWatch(Watch):
     """Follows a command on its nodes; `is_measured` once its step time is known.
 
-    `killed` holds the nodes whose command we ended, `end_requested_s` when that was. With `is_replay` it runs to its
-    own end; one that `is_stopping` has been sent a SIGTERM, on which its ranks end one by one.
+    `killed` holds the nodes whose command we ended, `end_requested_s` when that was. With
+    `is_replay` it runs to its own end; one that `is_stopping` has been sent a SIGTERM, on which its
+    ranks end one by one.
     """
 
     is_replay = is_stopping = False
 
-    def __init__(self, order: ProbeOrder, setup: ProbeSetup, command: Command, nodes: int = 1) -> None:
+    def __init__(
+        self, order: ProbeOrder, setup: ProbeSetup, command: Command, nodes: int = 1
+    ) -> None:
         super().__init__(order, setup)
         self.is_measured = False
         self.log = logs.LogReader(order.run_folder, logs.patterns_of(command.log_patterns), nodes)
@@ -60,10 +71,14 @@ class CommandWatch(Watch):
     def progress(self) -> Progress:
         """Return phase and steps."""
         done, most = sum(step.covers for step in self.steps), self.setup.probe.most_steps
-        return Progress(phase="stepping" if done else "starting", steps_done=min(done, most), steps_total=most)
+        return Progress(
+            phase="stepping" if done else "starting", steps_done=min(done, most), steps_total=most
+        )
 
     def follow(self) -> None:
-        """Note progress, and end the command when its step time is known or a deadline has passed."""
+        """Note progress, and end the command when its step time is known or a deadline has
+        passed.
+        """
         before = len(self.log.steps)
         wrote = self.log.advance()
         came = len(self.log.steps) > before
@@ -76,7 +91,9 @@ class CommandWatch(Watch):
             self.is_measured = came and (not is_finite or self._verdict().ended is not None)
             done = self.progress.steps_done
             if not self.is_measured:
-                self.overdue = self.find_overdue(done, "finished step in the log" if done else "output")
+                self.overdue = self.find_overdue(
+                    done, "finished step in the log" if done else "output"
+                )
             if self.is_measured or self.overdue is not None:
                 self.end()
 
@@ -93,8 +110,12 @@ class CommandWatch(Watch):
 
     def _verdict(self) -> logs.Verdict:
         best = self.order.best_tokens_per_s
-        best_step_time_s = tokens_per_step(self.order.recipe, self.setup.problem) / best if best else None
-        return logs.verdict(self.steps, self.setup.probe, best_step_time_s=best_step_time_s, spent_s=self.seconds)
+        best_step_time_s = (
+            tokens_per_step(self.order.recipe, self.setup.problem) / best if best else None
+        )
+        return logs.verdict(
+            self.steps, self.setup.probe, best_step_time_s=best_step_time_s, spent_s=self.seconds
+        )
 
     def outcome(self) -> Outcome:
         """Return the measurement that follows from the log, or why there is none."""
@@ -109,7 +130,12 @@ class CommandWatch(Watch):
         return all(end is not None and end["status"] == 0 for end in ends)
 
     def _judged(self, ends: dict[int, dict[str, Any] | None]) -> tuple[Outcome, Path]:
-        recipe, problem, steps, log = self.order.recipe, self.setup.problem, self.steps, self._log_of(0)
+        recipe, problem, steps, log = (
+            self.order.recipe,
+            self.setup.problem,
+            self.steps,
+            self._log_of(0),
+        )
         ended = [end for end in ends.values() if end is not None]
         failed = self.overdue is not None or self.lost is not None or len(ended) < len(ends)
         failed = failed or (not self.is_measured and any(end["status"] != 0 for end in ended))
@@ -120,7 +146,12 @@ class CommandWatch(Watch):
             return self._failure(FailureKind.IMPLAUSIBLE, doubt), log
         unfinite = next((step.logged.number for step in steps if not step.is_finite), None)
         if unfinite is not None:
-            return self._failure(FailureKind.NOT_FINITE, f"the loss was not finite at step {unfinite}"), log
+            return (
+                self._failure(
+                    FailureKind.NOT_FINITE, f"the loss was not finite at step {unfinite}"
+                ),
+                log,
+            )
         if failed:
             kind, message, log = self._why_failed(ends)
             return self._failure(kind, message), log
@@ -128,9 +159,14 @@ class CommandWatch(Watch):
         if not found.times_s:
             overflowed = sum(step.logged.skipped_steps for step in steps)
             if overflowed and not logs.measured(steps, warm_up):
-                message = f"gradients overflowed in {overflowed} of {len(steps)} steps, and in every measured one"
+                message = (
+                    f"gradients overflowed in {overflowed} of {len(steps)} steps, and in every"
+                    " measured one"
+                )
                 return self._failure(FailureKind.NOT_FINITE, message), log
-            message = f"the log reports {len(steps)} steps, and {warm_up} are warm-up: see [command]"
+            message = (
+                f"the log reports {len(steps)} steps, and {warm_up} are warm-up: see [command]"
+            )
             return self._failure(FailureKind.CRASHED, message), log
         peak = self.log.peak_memory_bytes
         if not peak and problem.cluster.backend == "cpu":
@@ -145,7 +181,10 @@ class CommandWatch(Watch):
             "first_step_time_s": first_s,
             "ended": found.ended or ProbeEnding.LIMIT,
         }
-        return measurement(result, recipe, problem, self.node_seconds, memory_is_known=peak > 0), log
+        return (
+            measurement(result, recipe, problem, self.node_seconds, memory_is_known=peak > 0),
+            log,
+        )
 
     def _failure(self, kind: FailureKind, message: str) -> Failure:
         return Failure(kind=kind, message=message, node_seconds=self.node_seconds)
@@ -158,7 +197,9 @@ class CommandWatch(Watch):
         phase = "stepping" if self.steps else "starting"
         for node, end in ends.items():
             lines = tail(self._log_of(node), TAIL_LINES, TAIL_BYTES).splitlines()
-            text = texts[node] = "\n".join(line.partition(" ")[2] for line in lines)  # without times of arrival
+            text = texts[node] = "\n".join(
+                line.partition(" ")[2] for line in lines
+            )  # without times of arrival
             statuses[node] = -9 if end is None else end["status"]
             raised = [replace(error, rank=node) for error in exceptions(text, phase)]
             is_about_a_peer = all(error.is_about_a_peer for error in raised)
@@ -170,7 +211,9 @@ class CommandWatch(Watch):
                 return FailureKind.OUT_OF_MEMORY, first_line(foreign), self._log_of(node)
             if end is not None and end["status"] == NOT_STARTED and not errors:
                 return FailureKind.CRASHED, first_line(text), self._log_of(node)
-        if self.lost is None and any(end is None and node not in self.killed for node, end in ends.items()):
+        if self.lost is None and any(
+            end is None and node not in self.killed for node, end in ends.items()
+        ):
             why_full = why_disk_full(self.order.run_folder)
             lost = why_full or "its supervisor was killed, and the command with it"
             return FailureKind.LOST, lost, self._log_of(0)
@@ -186,13 +229,21 @@ class CommandWatch(Watch):
         found = classify(evidence)
         log = (self.lost and self.lost_log) or self._log_of(found.rank)
         if self._count > 1:
-            return found.kind, found.message.replace(f"rank {found.rank}", f"node {found.rank}"), log
-        message = found.message.replace(f"rank 0 while {phase}: ", "").replace("rank 0", "the command")
+            return (
+                found.kind,
+                found.message.replace(f"rank {found.rank}", f"node {found.rank}"),
+                log,
+            )
+        message = found.message.replace(f"rank 0 while {phase}: ", "").replace(
+            "rank 0", "the command"
+        )
         return found.kind, message, log
 
 
 def exceptions(text: str, phase: str) -> tuple[RankError, ...]:
-    """Return the first exception in the log that ended a process; before the first step a refusal is a ValueError."""
+    """Return the first exception in the log that ended a process; before the first step a refusal
+    is a ValueError.
+    """
     for line in text.splitlines():
         usage = USAGE.match(line.strip())
         if usage is not None and phase == "starting":
@@ -203,5 +254,12 @@ def exceptions(text: str, phase: str) -> tuple[RankError, ...]:
             message = raised[2] or raised[1]
             if refused and raised[1] == "AssertionError":
                 message = f"assertion: {message}"
-            return (RankError(rank=0, type="ValueError" if refused else raised[1], message=message, phase=phase),)
+            return (
+                RankError(
+                    rank=0,
+                    type="ValueError" if refused else raised[1],
+                    message=message,
+                    phase=phase,
+                ),
+            )
     return ()

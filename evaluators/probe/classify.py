@@ -10,18 +10,29 @@ from frontrunner.evaluators.probe.files import DISK_FULL_SIGNS
 from frontrunner.results.outcome import FailureKind
 
 OUT_OF_MEMORY_SIGNS = re.compile(
-    r"out[ _]?of[ _]?((host|device)[ _])?memory|MemoryError|not enough memory|can(no|')t allocate memory"
-    r"|alloc(ation)?_?failed|failed to cuda (host alloc|calloc|malloc)|failed to (malloc|allocate (cpu )?memory)"
+    r"out[ _]?of[ _]?((host|device)[ _])?memory|MemoryError|not enough memory|can(no|')t allocate"
+    r" memory"
+    r"|alloc(ation)?_?failed|failed to cuda (host alloc|calloc|malloc)|failed to (malloc|allocate"
+    r" (cpu )?memory)"
     r"|rocblas_status_memory_error|memory not available to allocate"
     r"|std::bad_alloc|failed to map segment|nullptr != pinned_buffer",
     re.IGNORECASE,
 )
-"""Messages for a refused allocation, on the host and on accelerators: of torch, glibc and the C++ runtime; of CUDA,
-HIP, SYCL and Level Zero with their math libraries; of NCCL, RCCL and oneCCL; of DeepSpeed. The tests list them."""
+"""Messages for a refused allocation, on the host and on accelerators: of torch, glibc and the C++
+runtime; of CUDA, HIP, SYCL and Level Zero with their math libraries; of NCCL, RCCL and oneCCL; of
+DeepSpeed. The tests list them.
+"""
 SHORT_FILE_SIGN = "buffer nbytes > file bytes"
-"""Message of DeepSpeed's async_io, before it aborts, about a file shorter than what it had written there."""
+"""Message of DeepSpeed's async_io, before it aborts, about a file shorter than what it had written
+there.
+"""
 ILLEGAL_TYPES = ("ValueError", "NotImplementedError")
-PEER_SIGNS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+PEER_SIGNS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "remote process exited",
+)
 SIGNALS_FROM_OUTSIDE = {9: "SIGKILL", 15: "SIGTERM"}
 """Sent by a person, a batch system or a memory guard; a process does not send them to itself."""
 
@@ -45,8 +56,9 @@ class RankError:
 class Evidence:
     """All that is known about a probe whose ranks have ended without a result.
 
-    `statuses` maps rank to exit code, or minus the signal. `overdue` is the deadline that passed; `killed_by_us` are
-    ranks that we killed for it, or to clean up. `lost` is what ended and took ranks along: a fork server, a node.
+    `statuses` maps rank to exit code, or minus the signal. `overdue` is the deadline that passed;
+    `killed_by_us` are ranks that we killed for it, or to clean up. `lost` is what ended and took
+    ranks along: a fork server, a node.
     """
 
     statuses: dict[int, int]
@@ -81,8 +93,13 @@ class Verdict:
 
 
 def classify(evidence: Evidence) -> Verdict:
-    """Return the kind of a failure and the rank to blame: memory first, then a rank's own error before its peers'."""
-    return next(_verdicts(evidence), Verdict(FailureKind.LOST, "the ranks ended without a result or an error"))
+    """Return the kind of a failure and the rank to blame: memory first, then a rank's own error
+    before its peers'.
+    """
+    return next(
+        _verdicts(evidence),
+        Verdict(FailureKind.LOST, "the ranks ended without a result or an error"),
+    )
 
 
 def _verdicts(evidence: Evidence) -> Iterator[Verdict]:
@@ -100,7 +117,9 @@ def _verdicts(evidence: Evidence) -> Iterator[Verdict]:
         yield Verdict(FailureKind.LOST, f"rank {rank} was killed from outside ({name})", rank)
     for rank in silent:
         status = evidence.statuses[rank]
-        how = f"rank {rank} ended with " + (f"signal {-status}" if status < 0 else f"exit status {status}")
+        how = f"rank {rank} ended with " + (
+            f"signal {-status}" if status < 0 else f"exit status {status}"
+        )
         if SHORT_FILE_SIGN in evidence.log_tails.get(rank, ""):
             how = f"rank {rank}: the disk is full: offload wrote a file that came out short"
         yield Verdict(FailureKind.CRASHED, how, rank)
@@ -110,7 +129,11 @@ def _out_of_memory(evidence: Evidence) -> Iterator[Verdict]:
     kind = FailureKind.OUT_OF_MEMORY
     for error in evidence.errors:
         if OUT_OF_MEMORY_SIGNS.search(f"{error.type}: {error.message}"):
-            yield Verdict(kind, f"rank {error.rank} while {error.phase}: {first_line(error.message)}", error.rank)
+            yield Verdict(
+                kind,
+                f"rank {error.rank} while {error.phase}: {first_line(error.message)}",
+                error.rank,
+            )
     for rank, text in sorted(evidence.log_tails.items()):
         lines = [line.strip() for line in text.splitlines() if OUT_OF_MEMORY_SIGNS.search(line)]
         if evidence.statuses.get(rank, 0) != 0 and lines:
@@ -124,13 +147,18 @@ def _own_error(evidence: Evidence) -> Iterator[Verdict]:
         return
     culprit = min(evidence.errors, key=lambda error: (error.is_about_a_peer, error.rank))
     if culprit.is_about_a_peer and (evidence.lost is not None or evidence.silent):
-        return  # the peers complain about a rank that was killed, or that crashed without an exception
+        # The peers complain about a rank that was killed, or that crashed without an exception
+        return
     message = first_line(culprit.message)
     if culprit.type == "OSError" and any(sign in culprit.message for sign in DISK_FULL_SIGNS):
-        yield Verdict(FailureKind.LOST, f"rank {culprit.rank} could not write: {message}", culprit.rank)
+        yield Verdict(
+            FailureKind.LOST, f"rank {culprit.rank} could not write: {message}", culprit.rank
+        )
     illegal = culprit.type in ILLEGAL_TYPES and culprit.phase != "stepping"
     kind = FailureKind.ILLEGAL_FOR_ENGINE if illegal else FailureKind.CRASHED
-    yield Verdict(kind, f"rank {culprit.rank} while {culprit.phase}: {culprit.type}: {message}", culprit.rank)
+    yield Verdict(
+        kind, f"rank {culprit.rank} while {culprit.phase}: {culprit.type}: {message}", culprit.rank
+    )
 
 
 def first_line(text: str) -> str:

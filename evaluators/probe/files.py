@@ -34,7 +34,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> Any | None:
-    """Return the content of a JSON file, or None if there is no file; raise ValueError for a file that is not JSON."""
+    """Return the content of a JSON file, or None if there is no file; raise ValueError for a file
+    that is not JSON.
+    """
     return json.loads(path.read_bytes()) if path.exists() else None
 
 
@@ -59,7 +61,9 @@ class LineReader:
 
 
 def tail(path: Path, lines: int = 15, max_bytes: int = 16_384) -> str:
-    """Return the last lines of a log without control characters and secrets; empty if there is no log."""
+    """Return the last lines of a log without control characters and secrets; empty if there is no
+    log.
+    """
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -72,12 +76,17 @@ def tail(path: Path, lines: int = 15, max_bytes: int = 16_384) -> str:
 
 def last_lines(text: str, lines: int) -> str:
     """Return the last lines of a log's text without control characters and secrets."""
-    printable = ["".join(c for c in line if c.isprintable() or c == "\t") for line in text.splitlines()[-lines:]]
+    printable = [
+        "".join(c for c in line if c.isprintable() or c == "\t")
+        for line in text.splitlines()[-lines:]
+    ]
     return without_secrets("\n".join(printable))
 
 
 def read_end(root: Path, path: Path, *, most_bytes: int) -> str | None:
-    """Return the last bytes of `root`/FOLDER/NAME.log as text; None for another path, a link, or a missing file."""
+    """Return the last bytes of `root`/FOLDER/NAME.log as text; None for another path, a link, or a
+    missing file.
+    """
     try:
         found = path.resolve(strict=True)
         own = root.resolve() / path.parent.name / path.name

@@ -1,13 +1,16 @@
-"""Fork server: a process that has imported torch once and forks the ranks of each probe, and the driver's side of it.
+"""Fork server: a process that has imported torch once and forks the ranks of each probe, and the
+driver's side of it.
 
-The server is single-threaded, holds no process group and never touches an accelerator, so that forking it is safe. Its
-messages are JSON:
+The server is single-threaded, holds no process group and never touches an accelerator, so that
+forking it is safe. Its messages are JSON:
 
-    in    {"start": token, "job": path, "world_size": n, "ranks": [first, count], "scratch": path or null}
-    out   {"ready": pid}   {"started": token, "pids": [...]}   {"exited": token, "rank": r, "status": s}
+    in    {"start": token, "job": path, "world_size": n, "ranks": [first, count], "scratch": path or
+    null} out   {"ready": pid}   {"started": token, "pids": [...]}   {"exited": token, "rank": r,
+    "status": s}
 
-`status` is as in `subprocess`: the exit code, or minus the signal. Ranks write their logs next to the job. They die
-with the server, which kills them, removes their scratch folders and ends when its pipe closes, as its driver ends.
+`status` is as in `subprocess`: the exit code, or minus the signal. Ranks write their logs next to
+the job. They die with the server, which kills them, removes their scratch folders and ends when its
+pipe closes, as its driver ends.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ PROGRAM = "frontrunner.evaluators.probe.fork_server"
 START_FAILED = 120
 START_TIMEOUT_S = 120.0
 REPLY_TIMEOUT_S = 60.0
-"""How long a server that is ready may take to fork a probe's ranks; one that was stopped never does."""
+"""How long a server that is ready may take to fork a probe's ranks; one that was stopped never
+does.
+"""
 CLOSE_TIMEOUT_S = 10.0
 
 
@@ -63,7 +68,9 @@ Report = RankExited | RanksStarted | ServerLost
 class ForkClient:
     """One fork server process, from the side of its driver. Used by one thread."""
 
-    def __init__(self, log: Path, environment: Mapping[str, str], engines: Sequence[str] = ("torch",)) -> None:
+    def __init__(
+        self, log: Path, environment: Mapping[str, str], engines: Sequence[str] = ("torch",)
+    ) -> None:
         self._log = log
         self._pipe, theirs = Pipe()
         with theirs, log.open("ab") as output:
@@ -82,18 +89,33 @@ class ForkClient:
         self._sent_s: dict[str, float] = {}  # requests that were not confirmed, by token
 
     def start(
-        self, token: str, *, job: Path, world_size: int, ranks: range | None = None, scratch: Path | None = None
+        self,
+        token: str,
+        *,
+        job: Path,
+        world_size: int,
+        ranks: range | None = None,
+        scratch: Path | None = None,
     ) -> None:
-        """Request ranks, by default all; the server removes `scratch` if this process ends before the ranks do."""
+        """Request ranks, by default all; the server removes `scratch` if this process ends before
+        the ranks do.
+        """
         ranks = range(world_size) if ranks is None else ranks
-        request = {"start": token, "job": str(job), "world_size": world_size, "ranks": [ranks.start, len(ranks)]}
+        request = {
+            "start": token,
+            "job": str(job),
+            "world_size": world_size,
+            "ranks": [ranks.start, len(ranks)],
+        }
         request["scratch"] = None if scratch is None else str(scratch)
         self._sent_s[token] = time.monotonic()
         with contextlib.suppress(OSError):  # the server has ended: the next reports say so
             self._pipe.send_bytes(json.dumps(request).encode())
 
     def reports(self, timeout_s: float) -> list[Report]:
-        """Return what the server reports within `timeout_s`; raise `FrontrunnerError` if it does not get ready."""
+        """Return what the server reports within `timeout_s`; raise `FrontrunnerError` if it does
+        not get ready.
+        """
         found: list[Report] = []
         while self._pipe.poll(timeout_s):
             timeout_s = 0.0
@@ -125,7 +147,9 @@ class ForkClient:
         return FrontrunnerError(f"the fork server {what}: {output}", hint=f"see {self._log}")
 
     def close(self) -> None:
-        """Close the pipe, on which the server ends and its ranks with it; kill it if it does not."""
+        """Close the pipe, on which the server ends and its ranks with it; kill it if it does
+        not.
+        """
         self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=CLOSE_TIMEOUT_S if self._is_ready else 0)
@@ -146,7 +170,9 @@ class ForkServer:
         """Serve until the pipe closes, then kill every rank that is left."""
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler must exist for the wake-up byte to be written
+        signal.signal(
+            signal.SIGCHLD, lambda *_: None
+        )  # a handler must exist for the wake-up byte to be written
         signal.set_wakeup_fd(wake_write)
         self._report({"ready": self.pid})
         is_open = True
@@ -185,10 +211,14 @@ class ForkServer:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
                 return
-            processes.kill_group(ended.si_pid)  # before it is reaped: until then its id is not reused
+            processes.kill_group(
+                ended.si_pid
+            )  # before it is reaped: until then its id is not reused
             pid, status = os.waitpid(ended.si_pid, 0)
             token, rank = self.ranks.pop(pid)
-            self._report({"exited": token, "rank": rank, "status": os.waitstatus_to_exitcode(status)})
+            self._report(
+                {"exited": token, "rank": rank, "status": os.waitstatus_to_exitcode(status)}
+            )
 
     def _report(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the driver is gone

@@ -1,4 +1,6 @@
-"""The job that the trainer's ranks read, as plain JSON of the format that `trainer/job.py` documents and checks."""
+"""The job that the trainer's ranks read, as plain JSON of the format that `trainer/job.py`
+documents and checks.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from frontrunner.spaces.recipe import Recipe, plain_recipe
 
 JOB_VERSION = 2
 DEADLINE_SHARE = 0.8
-"""Assumed: the share of a probe's deadline after which an adaptive probe takes no further optional step."""
+"""Assumed: the share of a probe's deadline after which an adaptive probe takes no further optional
+step.
+"""
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 1}
 """Tensors that an optimizer keeps for each parameter: two moments, or the momentum."""
 
@@ -37,7 +41,9 @@ MIN_SEQUENCES = 40
 
 @dataclass(frozen=True)
 class Corpus:
-    """A flat file of token ids; `dtype` is uint16 or uint32, little-endian. A prepared one says what is held out."""
+    """A flat file of token ids; `dtype` is uint16 or uint32, little-endian. A prepared one says
+    what is held out.
+    """
 
     path: Path
     dtype: str
@@ -46,7 +52,9 @@ class Corpus:
 
 
 def data_tables(tokens: Sequence[Corpus]) -> dict[str, Any]:
-    """Return the job's `data` and, of several files, `more_data`; of one file the job is as in earlier versions."""
+    """Return the job's `data` and, of several files, `more_data`; of one file the job is as in
+    earlier versions.
+    """
     tables = [
         {"path": str(one.path), "dtype": one.dtype}
         | ({} if one.held_out_tokens is None else {"held_out_tokens": one.held_out_tokens})
@@ -56,7 +64,9 @@ def data_tables(tokens: Sequence[Corpus]) -> dict[str, Any]:
     return {"data": tables[0]} | ({"more_data": tables[1:]} if tables[1:] else {})
 
 
-def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Sequence[Corpus]) -> dict[str, Any]:
+def common_job(
+    setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Sequence[Corpus]
+) -> dict[str, Any]:
     """Return what the jobs of a probe and of a replay have in common."""
     setup.problem.model.require_trained()
     cluster, constants = setup.problem.cluster, setup.probe.optimizer_constants
@@ -65,7 +75,8 @@ def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Sequ
         "model": asdict(setup.problem.model),
         "sequence_length": setup.problem.sequence_length,
         "precision": setup.problem.precision,
-        # A list, as JSON gives it back: a replay that goes on compares its job with the one in its folder.
+        # A list, as JSON gives it back: a replay that goes on compares its job with the one in its
+        # folder.
         "recipe": plain_recipe(recipe),
         "optimizer": {
             "name": setup.probe.optimizer,
@@ -77,14 +88,18 @@ def common_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Sequ
         **data_tables(tokens),
         "seed": setup.seed,
         "device": TORCH_DEVICES[cluster.backend],
-        "memory_limit_bytes_per_rank": cluster.memory_bytes_per_device if cluster.backend == "cpu" else None,
+        "memory_limit_bytes_per_rank": (
+            cluster.memory_bytes_per_device if cluster.backend == "cpu" else None
+        ),
         "collective_timeout_s": setup.probe.deadline_s,
         "run_folder": str(run_folder),
         "disk": disk_table(setup, recipe, run_folder),
     }
 
 
-def probe_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Sequence[Corpus]) -> dict[str, Any]:
+def probe_job(
+    setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Sequence[Corpus]
+) -> dict[str, Any]:
     """Return the job of a short measuring run."""
     settings = setup.probe
     adaptive = {
@@ -98,13 +113,25 @@ def probe_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Seque
         "measured_steps": settings.most_steps - settings.warm_up_steps,
         "adaptive": adaptive if settings.is_adaptive else None,
     }
-    return common_job(setup, recipe, run_folder, tokens) | {"mode": "probe", "probe": probe, "train": None}
+    return common_job(setup, recipe, run_folder, tokens) | {
+        "mode": "probe",
+        "probe": probe,
+        "train": None,
+    }
 
 
 def profile_job(
-    setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Sequence[Corpus], *, steps: int, samples_host: bool
+    setup: ProbeSetup,
+    recipe: Recipe,
+    run_folder: Path,
+    tokens: Sequence[Corpus],
+    *,
+    steps: int,
+    samples_host: bool,
 ) -> dict[str, Any]:
-    """Return the job of a probe that goes on to trace `steps` steps; without a memory limit, as profilers need some."""
+    """Return the job of a probe that goes on to trace `steps` steps; without a memory limit, as
+    profilers need some.
+    """
     profile = {"traced_steps": steps, "sampled_steps": steps if samples_host else 0}
     job = probe_job(setup, recipe, run_folder, tokens)
     return job | {"profile": profile, "memory_limit_bytes_per_rank": None}
@@ -112,24 +139,31 @@ def profile_job(
 
 def dry_run_job(problem: Problem, probe: ProbeSettings, recipe: Recipe) -> dict[str, Any]:
     """Return the job of a dry run, which reads no data, writes no file and has no memory limit."""
-    setup = ProbeSetup(problem=problem, probe=probe, data=DataSettings(), work_folder=Path(), seed=0)
+    setup = ProbeSetup(
+        problem=problem, probe=probe, data=DataSettings(), work_folder=Path(), seed=0
+    )
     job = probe_job(setup, recipe, Path(), (Corpus(Path(), "uint32"),))
     return job | {"memory_limit_bytes_per_rank": None}
 
 
 def disk_folder(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> Path | None:
-    """Return the private folder for what a run offloads to a disk, or None; whoever starts the ranks removes it."""
+    """Return the private folder for what a run offloads to a disk, or None; whoever starts the
+    ranks removes it.
+    """
     root = setup.problem.cluster.nvme_path
     if recipe.offload != "nvme" or root is None:
         return None
-    return Path(root) / f"frontrunner-{hashlib.sha256(str(run_folder.resolve()).encode()).hexdigest()[:16]}"
+    return (
+        Path(root)
+        / f"frontrunner-{hashlib.sha256(str(run_folder.resolve()).encode()).hexdigest()[:16]}"
+    )
 
 
 def disk_table(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> dict[str, Any] | None:
     """Return the folder and the most that all ranks together write there.
 
-    Parameters x (4 (2 + states of the optimizer) + bytes per parameter as computed), with embedding and head whole on
-    each tensor-parallel rank, as AutoTP has them.
+    Parameters x (4 (2 + states of the optimizer) + bytes per parameter as computed), with embedding
+    and head whole on each tensor-parallel rank, as AutoTP has them.
     """
     folder = disk_folder(setup, recipe, run_folder)
     if folder is None:
@@ -143,9 +177,13 @@ def disk_table(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> dict[str,
 
 
 def corpus(data: DataSettings, work_folder: Path, problem: Problem) -> tuple[Corpus, ...]:
-    """Return the token files of a campaign, created in `work_folder` from text; raises as `check_data` does."""
+    """Return the token files of a campaign, created in `work_folder` from text; raises as
+    `check_data` does.
+    """
     check_data(data, problem)
-    return tuple(replace(_corpus(path, work_folder, problem), weight=weight) for path, weight in data.named)
+    return tuple(
+        replace(_corpus(path, work_folder, problem), weight=weight) for path, weight in data.named
+    )
 
 
 def _corpus(named: str | None, work_folder: Path, problem: Problem) -> Corpus:
@@ -179,7 +217,9 @@ def check_data(data: DataSettings, problem: Problem) -> None:
     if len(tokenizers) > 1:
         first, other = list(tokenizers.values())[:2]
         expected = f"tokens of the tokenizer of {first}; of text each byte is a token"
-        raise bad_value(_key(data), other, expected, hint="prepare both with one tokenizer: frontrunner prepare")
+        raise bad_value(
+            _key(data), other, expected, hint="prepare both with one tokenizer: frontrunner prepare"
+        )
 
 
 def _key(data: DataSettings) -> str:
@@ -206,7 +246,9 @@ def _check_file(path: str | None, problem: Problem, key: str) -> None:
         count = size_bytes + 1
     fewest = MIN_SEQUENCES * (problem.sequence_length + 1)
     if count < fewest:
-        expected = f"at least {fewest:,} tokens, {MIN_SEQUENCES} sequences of {problem.sequence_length}"
+        expected = (
+            f"at least {fewest:,} tokens, {MIN_SEQUENCES} sequences of {problem.sequence_length}"
+        )
         expected = f"a text of {expected}; the built-in one" if path is None else f"{expected}; it"
         raise bad_value(key, path, f"{expected} has {count:,}")
 
@@ -241,7 +283,9 @@ def _stated(named: str | None) -> TrainingData:
         path = Path(named)
         with path.open("rb") as file:
             head, size_bytes = file.read(HEAD_BYTES), path.stat().st_size
-    stated = TrainingData(path=named, size_bytes=size_bytes, head_sha256=hashlib.sha256(head[:HEAD_BYTES]).hexdigest())
+    stated = TrainingData(
+        path=named, size_bytes=size_bytes, head_sha256=hashlib.sha256(head[:HEAD_BYTES]).hexdigest()
+    )
     if named is None or path.suffix != ".bin" or (found := described(path)) is None:
         return stated
     return replace(
@@ -256,7 +300,9 @@ def data_of(stated: Sequence[TrainingData]) -> DataSettings:
     """Return the settings of data that are stated, with at least one file."""
     if len(stated) == 1:
         return DataSettings(path=stated[0].path)
-    return DataSettings(files=tuple(DataFile(path=str(one.path), weight=one.weight) for one in stated))
+    return DataSettings(
+        files=tuple(DataFile(path=str(one.path), weight=one.weight) for one in stated)
+    )
 
 
 def require_same_data(stated: Sequence[TrainingData], *, remedy: str = BY_DATA) -> None:
@@ -276,7 +322,9 @@ def require_same_data(stated: Sequence[TrainingData], *, remedy: str = BY_DATA) 
             differs = f"{found.size_bytes:,} bytes, not {one.size_bytes:,}"
         elif found.head_sha256 == one.head_sha256:
             differs = "another tokenizer or held-out part"
-        raise InvalidInput(f"{named} is not what the recipe was trained on: it has {differs}", hint=remedy)
+        raise InvalidInput(
+            f"{named} is not what the recipe was trained on: it has {differs}", hint=remedy
+        )
 
 
 def _token_file(named: str | None, problem: Problem) -> Corpus | None:
@@ -297,12 +345,20 @@ def _checked_tokens(file: Corpus, problem: Problem, key: str) -> int:
     vocabulary, prepared = problem.model.vocabulary, described(file.path)
     if prepared is not None:
         if prepared.vocabulary > vocabulary:
-            expected = f"at least {prepared.vocabulary}, the vocabulary of {file.path.parent / prepared.tokenizer}"
+            expected = (
+                f"at least {prepared.vocabulary}, the vocabulary of"
+                f" {file.path.parent / prepared.tokenizer}"
+            )
             raise bad_value("model.vocabulary", vocabulary, expected)
         least, held_out = problem.sequence_length + 1, prepared.held_out_tokens
         if held_out < least:
-            expected = f"at least {least:,} tokens held out for evaluation, a sequence; it has {held_out:,}"
-            raise bad_value(key, str(file.path), expected, hint="prepare it again with a larger --validation")
+            expected = (
+                f"at least {least:,} tokens held out for evaluation, a sequence; it has"
+                f" {held_out:,}"
+            )
+            raise bad_value(
+                key, str(file.path), expected, hint="prepare it again with a larger --validation"
+            )
         return prepared.tokens
     size_bytes, width = _size_bytes(file.path), np.dtype(file.dtype).itemsize
     if size_bytes % width:

@@ -7,7 +7,14 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding, Telemetry, implausibility
+from frontrunner.results.outcome import (
+    Failure,
+    FailureKind,
+    Measurement,
+    ProbeEnding,
+    Telemetry,
+    implausibility,
+)
 from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -24,7 +31,9 @@ def nodes_used(recipe: Recipe, problem: Problem) -> int:
 
 
 def hardware_flops_per_token(recipe: Recipe, problem: Problem, *, causal: bool = False) -> float:
-    """Return `Model.hardware_flops_per_token` with what this recipe computes twice; `causal` halves attention."""
+    """Return `Model.hardware_flops_per_token` with what this recipe computes twice; `causal` halves
+    attention.
+    """
     return problem.model.hardware_flops_per_token(
         problem.sequence_length,
         recipe.recompute,
@@ -35,10 +44,11 @@ def hardware_flops_per_token(recipe: Recipe, problem: Problem, *, causal: bool =
 
 
 def rates(recipe: Recipe, problem: Problem, step_time_s: float) -> dict[str, Any]:
-    """Return tokens_per_s, model_tflops_per_device, hardware_tflops_per_device and mfu for a step of `step_time_s`.
+    """Return tokens_per_s, model_tflops_per_device, hardware_tflops_per_device and mfu for a step
+    of `step_time_s`.
 
-    TFLOPS per device = tokens/s * FLOPs per token / devices / 1e12; MFU = model FLOPs over the device's peak, in 8 bits
-    where the layers' products are.
+    TFLOPS per device = tokens/s * FLOPs per token / devices / 1e12; MFU = model FLOPs over the
+    device's peak, in 8 bits where the layers' products are.
     """
     model, length = problem.model, problem.sequence_length
     tokens_per_s = tokens_per_step(recipe, problem) / step_time_s
@@ -53,9 +63,17 @@ def rates(recipe: Recipe, problem: Problem, step_time_s: float) -> dict[str, Any
     }
 
 
-def measured_steps(recipe: Recipe, problem: Problem, step_times_s: tuple[float, ...], **more: Any) -> Measurement:
-    """Return the measurement of these steps, with the rates of their median; `more` are its other fields."""
-    unknown: dict[str, Any] = {"losses": (), "build_time_s": 0.0, "first_step_time_s": step_times_s[0]}
+def measured_steps(
+    recipe: Recipe, problem: Problem, step_times_s: tuple[float, ...], **more: Any
+) -> Measurement:
+    """Return the measurement of these steps, with the rates of their median; `more` are its other
+    fields.
+    """
+    unknown: dict[str, Any] = {
+        "losses": (),
+        "build_time_s": 0.0,
+        "first_step_time_s": step_times_s[0],
+    }
     return Measurement(
         step_times_s=step_times_s,
         tokens_per_step=tokens_per_step(recipe, problem),
@@ -64,15 +82,25 @@ def measured_steps(recipe: Recipe, problem: Problem, step_times_s: tuple[float, 
 
 
 def measurement(
-    result: Mapping[str, Any], recipe: Recipe, problem: Problem, node_seconds: float, *, memory_is_known: bool = True
+    result: Mapping[str, Any],
+    recipe: Recipe,
+    problem: Problem,
+    node_seconds: float,
+    *,
+    memory_is_known: bool = True,
 ) -> Measurement | Failure:
-    """Return the outcome that follows from a `result.json`: a measurement, or a NOT_FINITE or IMPLAUSIBLE failure.
+    """Return the outcome that follows from a `result.json`: a measurement, or a NOT_FINITE or
+    IMPLAUSIBLE failure.
 
-    A trainer's log may state no peak (`memory_is_known`). Raises KeyError, TypeError or ValueError for a damaged file.
+    A trainer's log may state no peak (`memory_is_known`). Raises KeyError, TypeError or ValueError
+    for a damaged file.
     """
     if result["status"] == "not-finite":
         losses, overflowed = result["losses"], result.get("overflowed_steps", [])
-        message = f"gradients overflowed fp16 in {len(overflowed)} of {len(losses)} steps, and in every measured one"
+        message = (
+            f"gradients overflowed fp16 in {len(overflowed)} of {len(losses)} steps, and in every"
+            " measured one"
+        )
         if losses[-1] is None or not overflowed:
             message = f"the loss was not finite at step {len(losses)}"
         return Failure(kind=FailureKind.NOT_FINITE, message=message, node_seconds=node_seconds)
@@ -91,13 +119,21 @@ def measurement(
         build_time_s=float(result["build_time_s"]),
         first_step_time_s=float(result["first_step_time_s"]),
         ended=ProbeEnding(result["ended"]) if "ended" in result else None,
-        telemetry=read_plain(Telemetry, result["telemetry"], "telemetry") if "telemetry" in result else None,
+        telemetry=(
+            read_plain(Telemetry, result["telemetry"], "telemetry")
+            if "telemetry" in result
+            else None
+        ),
     )
     # numpy, which counting alone does not need
     from frontrunner.evaluators.analytic.accuracy_bounds import why_too_fast
 
     peak_flops = problem.at(recipe).cluster.peak_flops(recipe.arithmetic(problem.precision))
-    executed = hardware_flops_per_token(recipe, problem, causal=True) * measured.tokens_per_s / recipe.devices
+    executed = (
+        hardware_flops_per_token(recipe, problem, causal=True)
+        * measured.tokens_per_s
+        / recipe.devices
+    )
     doubt = implausibility(measured, executed, peak_flops, memory_is_known=memory_is_known)
     if (doubt := doubt or why_too_fast(recipe, problem, median)) is not None:
         return Failure(kind=FailureKind.IMPLAUSIBLE, message=doubt, node_seconds=node_seconds)

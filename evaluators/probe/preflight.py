@@ -1,4 +1,5 @@
-"""Preflight checks: whether this machine can run a campaign's probes, or one stored recipe, before anything is written.
+"""Preflight checks: whether this machine can run a campaign's probes, or one stored recipe, before
+anything is written.
 
 DeepSpeed's async_io operator, which offload to a disk needs, is compiled here, once per machine.
 """
@@ -34,24 +35,43 @@ from frontrunner.spaces.recipe import Recipe
 
 LOGGER = logging.getLogger(__name__)
 Doing = Literal["replay", "profile", "launch"]
-"""Running a recipe here, or only preparing it for the user's own launcher, which may start several nodes."""
+"""Running a recipe here, or only preparing it for the user's own launcher, which may start several
+nodes.
+"""
 
 BUILD_TIMEOUT_S = 1800.0
 BUILD_PROGRAM = "frontrunner.evaluators.trainer.deepspeed_disk"
 LIBAIO_PROGRAM = "#include <libaio.h>\nint main() { return io_submit(nullptr, 0, nullptr); }\n"
-ON_ROCM = "build it with DeepSpeed: DS_BUILD_AIO=1 pip install --no-build-isolation --no-cache-dir deepspeed"
-BUILD_TOOLS = "install what DeepSpeed compiles it with; on Debian: apt-get install libaio-dev ninja-build g++"
+ON_ROCM = (
+    "build it with DeepSpeed: DS_BUILD_AIO=1 pip install --no-build-isolation --no-cache-dir"
+    " deepspeed"
+)
+BUILD_TOOLS = (
+    "install what DeepSpeed compiles it with; on Debian: apt-get install libaio-dev ninja-build g++"
+)
 
 
 def prepare_here(
-    problem: Problem, dispatch: DispatchSettings, *, engines: Sequence[str], offloads: Sequence[str], fp8: Sequence[str]
+    problem: Problem,
+    dispatch: DispatchSettings,
+    *,
+    engines: Sequence[str],
+    offloads: Sequence[str],
+    fp8: Sequence[str],
 ) -> None:
-    """Raise `InvalidInput` if probes of these engines, offloads and `fp8` cannot run here; may compile async_io."""
+    """Raise `InvalidInput` if probes of these engines, offloads and `fp8` cannot run here; may
+    compile async_io.
+    """
     cluster, is_here = problem.cluster, node_source(dispatch, problem.cluster) is None
     problem.model.require_trained()
     if cluster.backend not in TORCH_DEVICES:
         hint = 'estimates (`frontrunner plan`) and evaluator = "command" take it'
-        raise bad_value("cluster.backend", cluster.backend, f"one of {', '.join(TORCH_DEVICES)} for probes", hint=hint)
+        raise bad_value(
+            "cluster.backend",
+            cluster.backend,
+            f"one of {', '.join(TORCH_DEVICES)} for probes",
+            hint=hint,
+        )
     if is_here and cluster.backend != "cpu":  # a CPU cluster's devices are processes
         here = detect()
         if here["backend"] != cluster.backend:
@@ -68,30 +88,44 @@ def prepare_here(
 def source_for(
     recipe_id: str, recipe: Recipe, setup: ProbeSetup, *, doing: Doing, named: str | None = None
 ) -> NodeSource | None:
-    """Return where the nodes of one recipe come from, by the campaign's [dispatch]; None for this machine.
+    """Return where the nodes of one recipe come from, by the campaign's [dispatch]; None for this
+    machine.
 
     `named` is the path of a recipe file that it is of.
     """
-    cluster, dispatch = setup.problem.cluster, replace(setup.dispatch, nodes_per_allocation=None, allocations=None)
+    cluster, dispatch = (
+        setup.problem.cluster,
+        replace(setup.dispatch, nodes_per_allocation=None, allocations=None),
+    )
     nodes = nodes_used(recipe, setup.problem)
     held = allocation(os.environ)
     if dispatch.backend is None and nodes > 1 and (held is None or len(held.nodes) < nodes):
         here = (
-            "this process is in no job" if held is None else f"{held.scheduler} job {held.job_id} has {len(held.nodes)}"
+            "this process is in no job"
+            if held is None
+            else f"{held.scheduler} job {held.job_id} has {len(held.nodes)}"
         )
         by_script = f", or by a batch script: frontrunner export {named or recipe_id} --to slurm"
         raise InvalidInput(
-            f"recipe {recipe_id} needs {recipe.devices} devices on nodes of {cluster.devices_per_node}: "
-            f"{here}, and its campaign requested none",
-            hint=f"{doing} it in a job of {nodes} nodes (salloc, qsub -I)" + ("" if doing == "profile" else by_script),
+            f"recipe {recipe_id} needs {recipe.devices} devices on nodes of"
+            f" {cluster.devices_per_node}: {here}, and its campaign requested none",
+            hint=f"{doing} it in a job of {nodes} nodes (salloc, qsub -I)"
+            + ("" if doing == "profile" else by_script),
         )
     return node_source(dispatch, replace(cluster, nodes=nodes))
 
 
 def prepare_recipe(
-    recipe_id: str, recipe: Recipe, measured: Cluster, source: NodeSource | None, *, doing: Doing, anyway: bool
+    recipe_id: str,
+    recipe: Recipe,
+    measured: Cluster,
+    source: NodeSource | None,
+    *,
+    doing: Doing,
+    anyway: bool,
 ) -> tuple[str, ...]:
-    """Return how this machine differs from the one measured, and prepare it; raises `InvalidInput` unless `anyway`.
+    """Return how this machine differs from the one measured, and prepare it; raises `InvalidInput`
+    unless `anyway`.
 
     Nodes that a batch system has yet to provide are taken to be those of the campaign.
     """
@@ -100,18 +134,29 @@ def prepare_recipe(
     if source is None or source.held is not None:
         differences = _differences(measured, recipe, detect(measured.backend), one_node=is_here)
     if differences and not anyway:
-        hint = f"--anyway will {doing} it here all the same; throughput will not be that of its campaign"
-        raise InvalidInput(f"recipe {recipe_id} was measured on other hardware: {'; '.join(differences)}", hint=hint)
+        hint = (
+            f"--anyway will {doing} it here all the same; throughput will not be that of its"
+            " campaign"
+        )
+        raise InvalidInput(
+            f"recipe {recipe_id} was measured on other hardware: {'; '.join(differences)}",
+            hint=hint,
+        )
     if recipe.custom_arguments():
         given = f"recipe {recipe_id} was measured with {' '.join(recipe.custom_arguments())}"
-        raise InvalidInput(f"{given}: the built-in trainer takes no arguments", hint=f"{doing} it by its own trainer")
+        raise InvalidInput(
+            f"{given}: the built-in trainer takes no arguments",
+            hint=f"{doing} it by its own trainer",
+        )
     _refuse_missing((recipe.engine,), (recipe.fp8,))
     if source is None:
         prepare_disk(measured, (recipe.offload,))
     return differences
 
 
-def _differences(measured: Cluster, recipe: Recipe, here: Mapping[str, Any], *, one_node: bool) -> tuple[str, ...]:
+def _differences(
+    measured: Cluster, recipe: Recipe, here: Mapping[str, Any], *, one_node: bool
+) -> tuple[str, ...]:
     found = []
     if here["backend"] != measured.backend:
         found.append(f"backend {measured.backend} there, {here['backend']} here")
@@ -134,7 +179,9 @@ def _refuse_missing(engines: Sequence[str], fp8: Sequence[str]) -> None:
 
 
 def prepare_disk(cluster: Cluster, offloads: Sequence[str]) -> None:
-    """Raise `InvalidInput` if offload `nvme`, where it is possible and among `offloads`, cannot run here."""
+    """Raise `InvalidInput` if offload `nvme`, where it is possible and among `offloads`, cannot run
+    here.
+    """
     if "nvme" not in offloads or cluster.nvme_path is None:
         return
     try:  # what the operator does: write past the system's cache
@@ -146,10 +193,14 @@ def prepare_disk(cluster: Cluster, offloads: Sequence[str]) -> None:
     device = TORCH_DEVICES[cluster.backend]
     if is_installed() or is_built(device):
         return
-    missing = _missing_tool() if cluster.backend != "rocm" else "DeepSpeed does not compile it on ROCm"
+    missing = (
+        _missing_tool() if cluster.backend != "rocm" else "DeepSpeed does not compile it on ROCm"
+    )
     if missing is not None:
         remedy = BUILD_TOOLS if cluster.backend != "rocm" else ON_ROCM
-        raise InvalidInput(f'space.offload = "nvme" needs DeepSpeed\'s async_io operator: {missing}', hint=remedy)
+        raise InvalidInput(
+            f'space.offload = "nvme" needs DeepSpeed\'s async_io operator: {missing}', hint=remedy
+        )
     _build(device)
 
 
@@ -160,7 +211,9 @@ def _missing_tool() -> str | None:
     if shutil.which("ninja", path=_search_path()) is None:
         return "there is no ninja"
     command = [compiler, "-x", "c++", "-", "-laio", "-o", os.devnull]
-    compiled = subprocess.run(command, input=LIBAIO_PROGRAM, text=True, capture_output=True, check=False)
+    compiled = subprocess.run(
+        command, input=LIBAIO_PROGRAM, text=True, capture_output=True, check=False
+    )
     return None if compiled.returncode == 0 else "there is no libaio to compile against"
 
 
@@ -170,7 +223,9 @@ def _search_path() -> str:
 
 
 def _build(device: str) -> None:
-    """Compile the operator into a temporary folder, which is then renamed, once at a time per user."""
+    """Compile the operator into a temporary folder, which is then renamed, once at a time per
+    user.
+    """
     folder = built_folder(device)
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.with_name(f"{folder.name}.log")
@@ -181,12 +236,22 @@ def _build(device: str) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if is_built(device):  # by another process, while this one waited
             return
-        LOGGER.warning("compiling DeepSpeed's async_io operator, once on this machine: minutes; %s", log)
-        environment = {"TORCH_EXTENSIONS_DIR": temporary, "DS_ACCELERATOR": device, "PATH": _search_path()}
+        LOGGER.warning(
+            "compiling DeepSpeed's async_io operator, once on this machine: minutes; %s", log
+        )
+        environment = {
+            "TORCH_EXTENSIONS_DIR": temporary,
+            "DS_ACCELERATOR": device,
+            "PATH": _search_path(),
+        }
         with log.open("wb") as output:
             command = [sys.executable, "-P", "-m", BUILD_PROGRAM]
             process = subprocess.Popen(
-                command, env={**os.environ, **environment}, stdout=output, stderr=output, start_new_session=True
+                command,
+                env={**os.environ, **environment},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         status: int | None
         try:
@@ -197,6 +262,8 @@ def _build(device: str) -> None:
             end_child(process, grace_s=0, group=True)
         if status != 0:
             wrong = f"it took more than {BUILD_TIMEOUT_S:.0f} s" if status is None else tail(log, 1)
-            raise FrontrunnerError(f"DeepSpeed's async_io operator was not compiled: {wrong}", hint=f"see {log}")
+            raise FrontrunnerError(
+                f"DeepSpeed's async_io operator was not compiled: {wrong}", hint=f"see {log}"
+            )
         shutil.rmtree(folder, ignore_errors=True)  # half a one, since it is not built
         Path(temporary).rename(folder)

@@ -1,7 +1,8 @@
-"""Supervisor of child processes: starts them, tags them, ends them with everything they started, and finds orphans.
+"""Supervisor of child processes: starts them, tags them, ends them with everything they started,
+and finds orphans.
 
-Tags in its environment lead to what a child has left behind: launchers give ranks sessions of their own, out of reach
-of a process group.
+Tags in its environment lead to what a child has left behind: launchers give ranks sessions of their
+own, out of reach of a process group.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from typing import Any
 
 import psutil
 
-from frontrunner.results.process_identity import machine_id, pid_namespace, proc_is_ours, process_stat
+from frontrunner.results.process_identity import (
+    machine_id,
+    pid_namespace,
+    proc_is_ours,
+    process_stat,
+)
 
 DRIVER_TAG = "FRONTRUNNER_DRIVER"
 HOST_TAG = "FRONTRUNNER_DRIVER_HOST"
@@ -45,15 +51,21 @@ END_S = 20.0
 def start_child(
     command: Sequence[str], *, parent_death: signal.Signals = signal.SIGTERM, **options: Any
 ) -> subprocess.Popen[Any]:
-    """Start a process that gets the signal `parent_death` when this thread ends (Linux); `options` are Popen's."""
+    """Start a process that gets the signal `parent_death` when this thread ends (Linux); `options`
+    are Popen's.
+    """
     dying = functools.partial(die_with_parent, os.getpid(), parent_death)
     return subprocess.Popen(command, preexec_fn=dying, **options)  # noqa: PLW1509 - it makes two system calls
 
 
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> None:
-    """In a new process: have the kernel send it this signal when its parent ends, however that ends."""
+    """In a new process: have the kernel send it this signal when its parent ends, however that
+    ends.
+    """
     _prctl(PR_SET_PDEATHSIG, number)
-    if sys.platform == "linux" and os.getppid() != parent:  # it ended before the request took effect
+    if (
+        sys.platform == "linux" and os.getppid() != parent
+    ):  # it ended before the request took effect
         os._exit(1)
 
 
@@ -63,7 +75,9 @@ def outlive_parent() -> None:
 
 
 def end_child(process: subprocess.Popen[Any], *, grace_s: float, group: bool = False) -> None:
-    """End a child by SIGTERM, and by SIGKILL after `grace_s`; with `group`, its whole process group."""
+    """End a child by SIGTERM, and by SIGKILL after `grace_s`; with `group`, its whole process
+    group.
+    """
     if process.poll() is None and grace_s > 0:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if group:
@@ -92,8 +106,12 @@ def kill_rank(pid: int) -> None:
 
 
 def kill_tagged(variable: str, value: str, *, wait_s: float = 0.0) -> None:
-    """Kill every process of this user whose environment has this tag, and wait up to `wait_s` for their end."""
-    killed = [process for process, environment in _own_processes() if environment.get(variable) == value]
+    """Kill every process of this user whose environment has this tag, and wait up to `wait_s` for
+    their end.
+    """
+    killed = [
+        process for process, environment in _own_processes() if environment.get(variable) == value
+    ]
     for process in killed:
         with contextlib.suppress(psutil.Error):
             process.kill()
@@ -101,12 +119,16 @@ def kill_tagged(variable: str, value: str, *, wait_s: float = 0.0) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends (Linux), so that `kill_descendants` finds them."""
+    """Become the parent of descendants whose own parent ends (Linux), so that `kill_descendants`
+    finds them.
+    """
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def kill_descendants(known: Collection[subprocess.Popen[Any]], *, timeout_s: float) -> None:
-    """Kill every descendant of this process and reap those that are its children; `known` keep their exit status."""
+    """Kill every descendant of this process and reap those that are its children; `known` keep
+    their exit status.
+    """
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         left = running(psutil.Process().children(recursive=True))
@@ -127,18 +149,25 @@ def running(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     found = []
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            if process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            if process.is_running() and process.status() not in (
+                psutil.STATUS_ZOMBIE,
+                psutil.STATUS_DEAD,
+            ):
                 found.append(process)
     return found
 
 
 def driver_tags(folder: Path) -> dict[str, str]:
-    """Return the environment variables for what this driver starts for the campaign whose runs are in `folder`."""
+    """Return the environment variables for what this driver starts for the campaign whose runs are
+    in `folder`.
+    """
     return dict(zip(TAGS, (str(os.getpid()), machine_id(), str(folder.resolve())), strict=True))
 
 
 def kernel_oom_kills() -> int:
-    """Return how many processes the kernel's out-of-memory killer ended since boot; 0 where it is unknown."""
+    """Return how many processes the kernel's out-of-memory killer ended since boot; 0 where it is
+    unknown.
+    """
     try:
         lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -148,17 +177,20 @@ def kernel_oom_kills() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Fenced:
-    """A driver of this host, by its process id, that has lost the campaign whose runs are in `folder`."""
+    """A driver of this host, by its process id, that has lost the campaign whose runs are in
+    `folder`.
+    """
 
     pid: int
     folder: Path
 
 
 class Orphans:
-    """The processes of drivers that are gone, of any campaign, and of one that has lost its campaign.
+    """The processes of drivers that are gone, of any campaign, and of one that has lost its
+    campaign.
 
-    A stopped fork server, or a rank that waits in the kernel, outlives its driver and still holds its device. Call
-    `have_ended` until it returns True.
+    A stopped fork server, or a rank that waits in the kernel, outlives its driver and still holds
+    its device. Call `have_ended` until it returns True.
     """
 
     def __init__(self, fenced: Fenced | None = None) -> None:
@@ -167,7 +199,9 @@ class Orphans:
         self._began_s = time.monotonic()
 
     def have_ended(self) -> bool:
-        """Return whether all have ended; kill them after `GRACE_S`, and raise `NodesUnavailable` if that fails."""
+        """Return whether all have ended; kill them after `GRACE_S`, and raise `NodesUnavailable` if
+        that fails.
+        """
         # Look again once none is left: one that was killed may have started others meanwhile.
         self._left = running(self._left) or list(find_orphans(self._fenced))
         waited_s = time.monotonic() - self._began_s
@@ -181,20 +215,28 @@ class Orphans:
 
 
 def find_orphans(fenced: Fenced | None = None) -> Iterator[psutil.Process]:
-    """Yield processes of this user and process namespace that carry the tag of a driver that is gone, or is fenced."""
-    for process, environment in _own_processes() if sys.platform != "linux" or proc_is_ours() else ():
+    """Yield processes of this user and process namespace that carry the tag of a driver that is
+    gone, or is fenced.
+    """
+    for process, environment in (
+        _own_processes() if sys.platform != "linux" or proc_is_ours() else ()
+    ):
         with contextlib.suppress(psutil.Error, OSError):
             driver = environment.get(DRIVER_TAG, "")
             is_ours = driver.isdecimal() and environment.get(HOST_TAG) == machine_id()
             if is_ours and pid_namespace(process.pid) == pid_namespace():
                 lost = fenced and (str(fenced.pid), str(fenced.folder.resolve()))
-                if lost == (driver, environment.get(FOLDER_TAG)) or _is_gone(int(driver), before=process):
+                if lost == (driver, environment.get(FOLDER_TAG)) or _is_gone(
+                    int(driver), before=process
+                ):
                     yield process
 
 
 def cannot_be_ended(processes: Sequence[psutil.Process]) -> Exception:
     """Return the error for processes of ours that were killed and still exist."""
-    from frontrunner.evaluators.protocol import NodesUnavailable  # which a fork server does not need
+    from frontrunner.evaluators.protocol import (
+        NodesUnavailable,
+    )  # which a fork server does not need
 
     named = []
     for process in processes:
@@ -202,7 +244,10 @@ def cannot_be_ended(processes: Sequence[psutil.Process]) -> Exception:
             named.append(f"{process.pid} ({process.status()})")
     return NodesUnavailable(
         f"killed ranks have not ended and may still hold their devices: process {', '.join(named)}",
-        hint="the kernel ends them once what they wait for responds: a device, a disk or a file server",
+        hint=(
+            "the kernel ends them once what they wait for responds: a device, a disk or a file"
+            " server"
+        ),
     )
 
 
@@ -215,14 +260,22 @@ def _own_processes() -> Iterator[tuple[psutil.Process, dict[str, str]]]:
 
 def _is_gone(driver: int, *, before: psutil.Process) -> bool:
     try:  # a process with its id that began after `before` is another one
-        return not running([psutil.Process(driver)]) or _start_time(driver) > _start_time(before.pid)
+        return not running([psutil.Process(driver)]) or _start_time(driver) > _start_time(
+            before.pid
+        )
     except (psutil.NoSuchProcess, FileNotFoundError):
         return True
 
 
 def _start_time(pid: int) -> float:
-    """Return when a process began: in ticks since boot on Linux, which no change of the clock moves, else in s."""
-    return process_stat(pid).started_ticks if sys.platform == "linux" else psutil.Process(pid).create_time()
+    """Return when a process began: in ticks since boot on Linux, which no change of the clock
+    moves, else in s.
+    """
+    return (
+        process_stat(pid).started_ticks
+        if sys.platform == "linux"
+        else psutil.Process(pid).create_time()
+    )
 
 
 def _prctl(option: int, value: int) -> None:

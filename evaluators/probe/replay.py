@@ -67,19 +67,22 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 
 
 class ReplayStopped(JobEnds):
-    """Training ended with a checkpoint before it was done, for its job's end or a signal: to be submitted again."""
+    """Training ended with a checkpoint before it was done, for its job's end or a signal: to be
+    submitted again.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySettings:
-    """How a replay trains; one that is `launched` is only prepared here, for the user's own launcher.
+    """How a replay trains; one that is `launched` is only prepared here, for the user's own
+    launcher.
 
-    By default the learning rate and the data are those of the recipe's campaign; `data` is a path (of a .toml
-    file: its section [data]), or `built-in`.
-    `restarts`: on nodes of a batch system the ranks are started again after a failure, so often in a row without a new
-    checkpoint, and another trainer's command anywhere; `walltime` is that of the allocations for it, "HH:MM:00". In a
-    batch job the ranks are stopped, with a checkpoint, `stop_margin_s` before its end: by default `STOP_MARGIN_S` and
-    what checkpoints are known to take, of a command `command.STOP_MARGIN_S`.
+    By default the learning rate and the data are those of the recipe's campaign; `data` is a path
+    (of a .toml file: its section [data]), or `built-in`. `restarts`: on nodes of a batch system the
+    ranks are started again after a failure, so often in a row without a new checkpoint, and another
+    trainer's command anywhere; `walltime` is that of the allocations for it, "HH:MM:00". In a batch
+    job the ranks are stopped, with a checkpoint, `stop_margin_s` before its end: by default
+    `STOP_MARGIN_S` and what checkpoints are known to take, of a command `command.STOP_MARGIN_S`.
     """
 
     steps: int
@@ -116,18 +119,33 @@ class ReplaySettings:
 
     def following(self, schedule: Schedule) -> ReplaySettings:
         """Return the settings with the schedule's values where they state none."""
-        return replace(self, **{key: value for key, value in asdict(schedule).items() if getattr(self, key) is None})
+        return replace(
+            self,
+            **{key: value for key, value in asdict(schedule).items() if getattr(self, key) is None},
+        )
 
     def train_table(self) -> dict[str, Any]:
         """Return the job's `train`."""
-        own = ("folder", "learning_rate", "launched", "data", "restarts", "walltime", "stop_margin_s")
-        table = asdict(self) | {"checkpoint_every_steps": self.checkpoint_every_steps or max(10, self.steps // 10)}
+        own = (
+            "folder",
+            "learning_rate",
+            "launched",
+            "data",
+            "restarts",
+            "walltime",
+            "stop_margin_s",
+        )
+        table = asdict(self) | {
+            "checkpoint_every_steps": self.checkpoint_every_steps or max(10, self.steps // 10)
+        }
         return {key: value for key, value in table.items() if key not in own}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedReplay:
-    """A replay ready to run, by our own trainer or another's command; `source` is None on this machine."""
+    """A replay ready to run, by our own trainer or another's command; `source` is None on this
+    machine.
+    """
 
     recipe_id: str
     recipe: Recipe
@@ -140,7 +158,9 @@ class PlannedReplay:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayPlan(PlannedReplay):
-    """A replay by our own trainer; `differences` are those of this machine from the one measured."""
+    """A replay by our own trainer; `differences` are those of this machine from the one
+    measured.
+    """
 
     job: Mapping[str, Any]
     environment: Mapping[str, str]
@@ -152,7 +172,9 @@ class ReplayPlan(PlannedReplay):
     @property
     def command(self) -> str:
         """Return the command as one line for a shell."""
-        variables = " ".join(f"{key}={shlex.quote(value)}" for key, value in self.environment.items())
+        variables = " ".join(
+            f"{key}={shlex.quote(value)}" for key, value in self.environment.items()
+        )
         return f"env {variables} {shlex.join(self.argv)}"
 
     @property
@@ -163,9 +185,11 @@ class ReplayPlan(PlannedReplay):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayResult:
-    """A finished replay; its `tokens_per_s` is that of the median step, None if no step was left to run.
+    """A finished replay; its `tokens_per_s` is that of the median step, None if no step was left to
+    run.
 
-    `sustained_tokens_per_s` is that of the whole training since its last start, evaluations and checkpoints included.
+    `sustained_tokens_per_s` is that of the whole training since its last start, evaluations and
+    checkpoints included.
     """
 
     recipe_id: str
@@ -195,7 +219,8 @@ def plan(  # noqa: PLR0913 - of what, and how it trains
     anyway: bool,
     named: str | None = None,
 ) -> ReplayPlan:
-    """Plan a replay on the data of `setup`, and write their token file; raises as `prepare_recipe` does.
+    """Plan a replay on the data of `setup`, and write their token file; raises as `prepare_recipe`
+    does.
 
     `named` is the path of the recipe's file, where it is of one.
     """
@@ -209,8 +234,13 @@ def plan(  # noqa: PLR0913 - of what, and how it trains
         source = source_for(recipe_id, recipe, setup, doing=doing, named=named)
         if not setup.dispatch.shares_files:
             expected = "true for replays, whose checkpoints all nodes write to one folder"
-            hint = "keep run folders on a volume that the nodes share, or export the recipe to another launcher"
-            raise bad_value("dispatch.shared_files", setup.dispatch.shared_files, expected, hint=hint)
+            hint = (
+                "keep run folders on a volume that the nodes share, or export the recipe to another"
+                " launcher"
+            )
+            raise bad_value(
+                "dispatch.shared_files", setup.dispatch.shared_files, expected, hint=hint
+            )
     differences = prepare_recipe(recipe_id, recipe, cluster, source, doing=doing, anyway=anyway)
     setup.work_folder.mkdir(parents=True, exist_ok=True)
     folder = (settings.folder or setup.work_folder.parent / "replays" / recipe_id).resolve()
@@ -238,11 +268,17 @@ def plan(  # noqa: PLR0913 - of what, and how it trains
 
 
 def with_walltime(setup: ProbeSetup, walltime: str | None) -> ProbeSetup:
-    """Return the setup with the walltime of a replay's allocations; raise `InvalidInput` where there can be none."""
+    """Return the setup with the walltime of a replay's allocations; raise `InvalidInput` where
+    there can be none.
+    """
     if walltime is None:
         return setup
     if setup.dispatch.backend != "parsl":
-        raise bad_value("--walltime", walltime, 'no walltime where the campaign\'s dispatch.backend is not "parsl"')
+        raise bad_value(
+            "--walltime",
+            walltime,
+            'no walltime where the campaign\'s dispatch.backend is not "parsl"',
+        )
     dispatch = replace(setup.dispatch, walltime=walltime)
     if dispatch.walltime_s < SPARE_WALLTIME_S:
         raise bad_value("--walltime", walltime, f'"HH:MM:00" of at least {SPARE_WALLTIME_S:g} s')
@@ -250,24 +286,47 @@ def with_walltime(setup: ProbeSetup, walltime: str | None) -> ProbeSetup:
 
 
 def torchrun(devices: int, devices_per_node: int, job: Path) -> tuple[str, ...]:
-    """Return the command that starts the ranks of one node, or of each of several, which meet at the host of rank 0."""
+    """Return the command that starts the ranks of one node, or of each of several, which meet at
+    the host of rank 0.
+    """
     if devices <= devices_per_node:
         where: tuple[str, ...] = ("--standalone", "--nproc-per-node", str(devices))
     else:
-        counts = ("--nnodes", str(devices // devices_per_node), "--nproc-per-node", str(devices_per_node))
+        counts = (
+            "--nnodes",
+            str(devices // devices_per_node),
+            "--nproc-per-node",
+            str(devices_per_node),
+        )
         where = (*counts, "--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST_OF_RANK_0:29500")
-    return (sys.executable, "-m", "torch.distributed.run", *where, "-m", "frontrunner.evaluators.trainer", str(job))
+    return (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *where,
+        "-m",
+        "frontrunner.evaluators.trainer",
+        str(job),
+    )
 
 
 def prepare(chosen: ReplayPlan) -> None:
-    """Write the job file that the plan's command reads; raise `InvalidInput` if its folder holds another run."""
+    """Write the job file that the plan's command reads; raise `InvalidInput` if its folder holds
+    another run.
+    """
     chosen.folder.mkdir(parents=True, exist_ok=True)
     job_path = chosen.folder / "job.json"
     earlier = read_json(job_path) or {}
-    if isinstance(model := earlier.get("model"), dict):  # as written by a version without fields that came since
-        earlier["model"] = {one.name: one.default for one in fields(Model) if one.default is not MISSING} | model
+    if isinstance(
+        model := earlier.get("model"), dict
+    ):  # as written by a version without fields that came since
+        earlier["model"] = {
+            one.name: one.default for one in fields(Model) if one.default is not MISSING
+        } | model
     keys = earlier.keys() | chosen.job.keys() if earlier else ()
-    of_both = {key: (_by_content(earlier.get(key)), _by_content(chosen.job.get(key))) for key in keys}
+    of_both = {
+        key: (_by_content(earlier.get(key)), _by_content(chosen.job.get(key))) for key in keys
+    }
     changed = sorted(key for key, (was, now) in of_both.items() if was != now and key != "train")
     if changed:
         found = f"{chosen.folder} holds a run that differs in {', '.join(changed)}"
@@ -287,8 +346,11 @@ def _by_content(value: Any) -> Any:
     return value
 
 
-def run(chosen: ReplayPlan, on_step: OnEvent | None = None, signals: Sequence[str] = ()) -> ReplayResult:
-    """Run a replay to its end, from its folder's newest checkpoint; raise `FrontrunnerError` with the log's end.
+def run(
+    chosen: ReplayPlan, on_step: OnEvent | None = None, signals: Sequence[str] = ()
+) -> ReplayResult:
+    """Run a replay to its end, from its folder's newest checkpoint; raise `FrontrunnerError` with
+    the log's end.
 
     Once `signals` has a name, it is stopped with a checkpoint.
     """
@@ -314,8 +376,13 @@ def run(chosen: ReplayPlan, on_step: OnEvent | None = None, signals: Sequence[st
             hint="the same command continues",
         )
     if status != 0 or result.get("status") != "trained":
-        hint = f"the whole log: {chosen.log}; the same command continues from the newest checkpoint, if any"
-        raise FrontrunnerError(f"the replay ended with status {status}:\n{tail(chosen.log)}", hint=hint)
+        hint = (
+            f"the whole log: {chosen.log}; the same command continues from the newest checkpoint,"
+            " if any"
+        )
+        raise FrontrunnerError(
+            f"the replay ended with status {status}:\n{tail(chosen.log)}", hint=hint
+        )
     times, trained_s = result["step_times_s"], result["trained_time_s"]
     trained = chosen.tokens_per_step * (result["final_step"] - result["resumed_step"])
     return ReplayResult(
@@ -332,7 +399,9 @@ def run(chosen: ReplayPlan, on_step: OnEvent | None = None, signals: Sequence[st
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold a replay's folder until this process ends, however it does; raise `InvalidInput` if another holds it."""
+    """Hold a replay's folder until this process ends, however it does; raise `InvalidInput` if
+    another holds it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:
@@ -362,7 +431,9 @@ class ThroughputWatch:
         self._times.clear()
 
     def add(self, step: int, time_s: float) -> dict[str, Any] | None:
-        """Note a step; return the event that throughput has fallen below the probe's, or has recovered, else None."""
+        """Note a step; return the event that throughput has fallen below the probe's, or has
+        recovered, else None.
+        """
         self._times.append(time_s)
         if self._probe is None or len(self._times) < WATCHED_STEPS:
             return None
@@ -373,11 +444,17 @@ class ThroughputWatch:
         if self._is_slow == was_slow:
             return None
         event = "slower than the probe" if self._is_slow else "as fast as the probe again"
-        return {"event": event, "step": step, "tokens_per_s": round(tokens_per_s, 1), "share": round(share, 3)}
+        return {
+            "event": event,
+            "step": step,
+            "tokens_per_s": round(tokens_per_s, 1),
+            "share": round(share, 3),
+        }
 
 
 class RunFollower(ABC):
-    """Reads what a replay's processes write, passes it on, and has them store a checkpoint and end in time.
+    """Reads what a replay's processes write, passes it on, and has them store a checkpoint and end
+    in time.
 
     They end once its `stop_file` is not empty; it exists from the beginning: see cluster/agent.py.
     """
@@ -415,7 +492,9 @@ class RunFollower(ABC):
         return f"on {self.signals[0]}" if self.signals else "before the job's time was up"
 
     def stop_before(self, end_s: float | None) -> None:
-        """Have them store a checkpoint and end, on a signal, or when the time until `end_s` is just enough."""
+        """Have them store a checkpoint and end, on a signal, or when the time until `end_s` is just
+        enough.
+        """
         if self.has_stopped:
             return
         is_due = end_s is not None and time.monotonic() > end_s - self.needed_s
@@ -434,10 +513,14 @@ class RunFollower(ABC):
 class Follower(RunFollower):
     """Reads what rank 0 writes, and reports throughput far below the probe's."""
 
-    def __init__(self, chosen: ReplayPlan, on_step: OnEvent | None, signals: Sequence[str] = ()) -> None:
+    def __init__(
+        self, chosen: ReplayPlan, on_step: OnEvent | None, signals: Sequence[str] = ()
+    ) -> None:
         super().__init__(chosen.folder, on_step, signals)
         progress = chosen.folder / "progress.jsonl"
-        self._events = LineReader(progress, offset=progress.stat().st_size if progress.exists() else 0)
+        self._events = LineReader(
+            progress, offset=progress.stat().st_size if progress.exists() else 0
+        )
         self._stop_margin_s = chosen.stop_margin_s
         self._speed = ThroughputWatch(chosen.tokens_per_step, chosen.measured_tokens_per_s)
         self._checkpoint_s = self._longest_s = 0.0
@@ -445,7 +528,10 @@ class Follower(RunFollower):
     @property
     def needed_s(self) -> float:
         """Return what is stated, else what a checkpoint and two steps may take."""
-        return self._stop_margin_s or STOP_MARGIN_S + CHECKPOINTS_S * self._checkpoint_s + 2 * self._longest_s
+        return (
+            self._stop_margin_s
+            or STOP_MARGIN_S + CHECKPOINTS_S * self._checkpoint_s + 2 * self._longest_s
+        )
 
     def read(self) -> None:
         """Read what is new."""
@@ -466,7 +552,9 @@ class Follower(RunFollower):
 def _train(chosen: ReplayPlan, follower: Follower) -> int:
     with chosen.log.open("ab") as output:
         environment = {**os.environ, **chosen.environment, REPLAY_TAG: str(chosen.folder)}
-        process = start_child(chosen.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+        process = start_child(
+            chosen.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+        )
     has_ended, end_s = False, end_of_job()
     try:
         while not has_ended:

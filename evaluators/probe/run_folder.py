@@ -8,8 +8,8 @@ rank-N.error.json    the exception that ended the rank
 result.json          what the ranks measured, by rank 0
 outcome.json         the outcome, as returned to the driver
 
-`job.json`, `result.json` and `outcome.json` name the folder that they were written for: one that names another was
-copied here. `cluster/agent.py` lists what steps on other nodes add.
+`job.json`, `result.json` and `outcome.json` name the folder that they were written for: one that
+names another was copied here. `cluster/agent.py` lists what steps on other nodes add.
 """
 
 from __future__ import annotations
@@ -51,16 +51,27 @@ class RunFolder:
         return self.path / f"rank-{rank}.log"
 
     def own(self, name: str) -> dict[str, Any] | None:
-        """Return a file's table; None if missing or another folder's; ValueError, Type-, AttributeError if damaged."""
+        """Return a file's table; None if missing or another folder's; ValueError, Type-,
+        AttributeError if damaged.
+        """
         found: dict[str, Any] | None = read_json(self.path / name)
-        is_own = found is not None and Path(found.get("run_folder", self.path)).absolute() == self.path.absolute()
+        is_own = (
+            found is not None
+            and Path(found.get("run_folder", self.path)).absolute() == self.path.absolute()
+        )
         return found if is_own else None
 
     def busy_seconds(self) -> float:
-        """Return wall seconds from the job, step or oldest file to the newest: the time of a lost attempt."""
-        written = {path.name: path.stat().st_mtime for path in self.path.glob("*") if path.is_file()}
+        """Return wall seconds from the job, step or oldest file to the newest: the time of a lost
+        attempt.
+        """
+        written = {
+            path.name: path.stat().st_mtime for path in self.path.glob("*") if path.is_file()
+        }
         written.pop(CANCEL, None)
-        began_s = [written[name] for name in ("job.json", STEP) if name in written] or [*written.values()]
+        began_s = [written[name] for name in ("job.json", STEP) if name in written] or [
+            *written.values()
+        ]
         return max(written.values()) - min(began_s) if written else 0.0
 
     def errors(self, world_size: int) -> tuple[RankError, ...]:
@@ -89,12 +100,16 @@ class RunFolder:
         write_json(self.path / "outcome.json", table)
 
     def outcome(self) -> Outcome | None:
-        """Return the outcome that `write_outcome` left; None where there is none, or none that a store can hold."""
+        """Return the outcome that `write_outcome` left; None where there is none, or none that a
+        store can hold.
+        """
         try:
             found = self.own("outcome.json")
             if found is None:
                 return None
-            outcome: Outcome = _adapter(found["kind"]).validate_json(json.dumps(found["outcome"]), strict=True)
+            outcome: Outcome = _adapter(found["kind"]).validate_json(
+                json.dumps(found["outcome"]), strict=True
+            )
             refuse_unstorable(outcome)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None

@@ -48,12 +48,14 @@ if kind == "cuda" and dist.is_nccl_available():
 names = ("gloo", "nccl", "mpi", "xccl")
 words["collectives"] = [name for name in names if getattr(dist, f"is_{name}_available", lambda: False)()]
 print(json.dumps(words))
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True, kw_only=True)
 class Torch:
-    """What `TORCH_PROGRAM` prints; `error` is why torch could not be imported, `device_error` why it sees no device."""
+    """What `TORCH_PROGRAM` prints; `error` is why torch could not be imported, `device_error` why
+    it sees no device.
+    """
 
     version: str = ""
     cuda: str | None = None
@@ -69,7 +71,9 @@ class Torch:
     def platform(self) -> tuple[str, str]:
         """The backend that it is built for, with the version of the platform."""
         found = {"xpu": self.xpu, "rocm": self.hip, "cuda": self.cuda}
-        return next(((backend, version) for backend, version in found.items() if version), ("cpu", ""))
+        return next(
+            ((backend, version) for backend, version in found.items() if version), ("cpu", "")
+        )
 
     @property
     def backend(self) -> str:
@@ -78,7 +82,8 @@ class Torch:
 
 
 def detect(backend: object = None) -> dict[str, Any]:
-    """Return the fields of [cluster] for this machine as one node, without unknown rates; on CPU a device is a core.
+    """Return the fields of [cluster] for this machine as one node, without unknown rates; on CPU a
+    device is a core.
 
     With the `backend` "cpu" they are those of its processors, whatever else it has.
     """
@@ -100,10 +105,14 @@ def detect(backend: object = None) -> dict[str, Any]:
 
 @cache
 def torch_facts() -> Torch:
-    """Return what torch is built for and sees, from a process of its own, so that this one never holds a device."""
+    """Return what torch is built for and sees, from a process of its own, so that this one never
+    holds a device.
+    """
     command = [sys.executable, "-P", "-c", TORCH_PROGRAM]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return Torch(error=f"importing it took more than {TORCH_TIMEOUT_S:g} s")
     lines = done.stdout.strip().splitlines()
@@ -115,7 +124,9 @@ def torch_facts() -> Torch:
 
 def processors() -> dict[str, Any]:
     """Return the fields of [cluster] for this machine's processors: see `detect`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     peak = peak_tflops(1, _clock_mhz(), cpu_fields(_cpuinfo()))
     return {
         "name": "this-machine",
@@ -123,22 +134,33 @@ def processors() -> dict[str, Any]:
         "backend": "cpu",
         "nodes": 1,
         "devices_per_node": cores,
-        "memory_gib_per_device": round(psutil.virtual_memory().available * CPU_MEMORY_SHARE / cores / GIB, 2),
+        "memory_gib_per_device": round(
+            psutil.virtual_memory().available * CPU_MEMORY_SHARE / cores / GIB, 2
+        ),
         "source": "detected",
     } | ({"peak_tflops": {"fp32": peak}} if peak else {})
 
 
 def share_processors(table: dict[str, Any], devices_per_node: int) -> dict[str, Any]:
-    """Return a detected CPU table for another number of devices; raises `InvalidInput` below 0.01 GiB each."""
+    """Return a detected CPU table for another number of devices; raises `InvalidInput` below 0.01
+    GiB each.
+    """
     factor = table["devices_per_node"] / devices_per_node
     memory_gib = table["memory_gib_per_device"] * factor
     if memory_gib < MIN_MEMORY_GIB:
         most = int(table["devices_per_node"] * table["memory_gib_per_device"] / MIN_MEMORY_GIB)
-        expected = f"at most {most}, so that each has {MIN_MEMORY_GIB} GiB of this machine's free memory"
+        expected = (
+            f"at most {most}, so that each has {MIN_MEMORY_GIB} GiB of this machine's free memory"
+        )
         raise bad_value("cluster.devices_per_node", devices_per_node, expected)
-    shared = table | {"devices_per_node": devices_per_node, "memory_gib_per_device": round(memory_gib, 2)}
+    shared = table | {
+        "devices_per_node": devices_per_node,
+        "memory_gib_per_device": round(memory_gib, 2),
+    }
     if "peak_tflops" in table:
-        shared["peak_tflops"] = {name: round(rate * factor, 4) for name, rate in table["peak_tflops"].items()}
+        shared["peak_tflops"] = {
+            name: round(rate * factor, 4) for name, rate in table["peak_tflops"].items()
+        }
     return shared
 
 
@@ -148,9 +170,11 @@ def cpu_name() -> str:
 
 
 def peak_tflops(cores: int, clock_mhz: float, fields: dict[str, str]) -> float | None:
-    """Return cores * clock * single-precision operations per cycle, in TFLOP/s, from the entries of /proc/cpuinfo.
+    """Return cores * clock * single-precision operations per cycle, in TFLOP/s, from the entries of
+    /proc/cpuinfo.
 
-    64 per cycle with AVX-512, 32 with AVX2 and FMA, 16 for other x86: an upper bound. None where it is unknown.
+    64 per cycle with AVX-512, 32 with AVX2 and FMA, 16 for other x86: an upper bound. None where it
+    is unknown.
     """
     if not clock_mhz > 0 or "flags" not in fields:
         return None
@@ -160,7 +184,9 @@ def peak_tflops(cores: int, clock_mhz: float, fields: dict[str, str]) -> float |
 
 
 def cpu_fields(cpuinfo: str) -> dict[str, str]:
-    """Return the first processor's entries of a /proc/cpuinfo: the last of equal keys, no lines without a colon."""
+    """Return the first processor's entries of a /proc/cpuinfo: the last of equal keys, no lines
+    without a colon.
+    """
     first = cpuinfo.strip().split("\n\n", 1)[0]
     pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
     return {key.strip(): value.strip() for key, value in pairs}

@@ -1,4 +1,6 @@
-"""Probes in flight: their deadlines, the ends of their ranks, and their outcomes, on disk before they are reported."""
+"""Probes in flight: their deadlines, the ends of their ranks, and their outcomes, on disk before
+they are reported.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,34 @@ from frontrunner.evaluators.probe.fork_server import ForkClient, RanksStarted, S
 from frontrunner.evaluators.probe.job import Corpus, corpus, disk_folder, probe_job
 from frontrunner.evaluators.probe.measure import measurement, nodes_used, tokens_per_step
 from frontrunner.evaluators.probe.run_folder import MEETING, RunFolder, StepCounter
-from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOrder, ProbeSetup, Progress
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, refuse_unstorable
+from frontrunner.evaluators.protocol import (
+    QUEUED,
+    Evaluator,
+    Finished,
+    ProbeOrder,
+    ProbeSetup,
+    Progress,
+)
+from frontrunner.results.outcome import (
+    Failure,
+    FailureKind,
+    Measurement,
+    Outcome,
+    refuse_unstorable,
+)
 from frontrunner.spaces.recipe import Recipe
 
 MakeJob = Callable[[ProbeSetup, Recipe, Path, Sequence[Corpus]], dict[str, Any]]
 
 STUCK_S = 60.0
-"""How long a probe waits for killed ranks of another that do not end; the campaign is paused then."""
+"""How long a probe waits for killed ranks of another that do not end; the campaign is paused
+then.
+"""
 
 
 class Watch(ABC):
-    """One probe in flight: `overdue` is the deadline that passed, `lost` what ended and took the ranks along.
+    """One probe in flight: `overdue` is the deadline that passed, `lost` what ended and took the
+    ranks along.
 
     `is_cut`: the machine was taken away meanwhile.
     """
@@ -82,10 +100,14 @@ class Watch(ABC):
 
     @property
     def kernel_oom_kills(self) -> int:
-        """Return how many processes the kernel killed for memory since the order, on the whole machine."""
+        """Return how many processes the kernel killed for memory since the order, on the whole
+        machine.
+        """
         return processes.kernel_oom_kills() - self._oom_kills_before
 
-    def find_overdue(self, steps_done: int, missing: str = "progress") -> tuple[FailureKind, str] | None:
+    def find_overdue(
+        self, steps_done: int, missing: str = "progress"
+    ) -> tuple[FailureKind, str] | None:
         """Return the deadline that has passed, as a kind of failure and a message, or None."""
         settings, now = self.setup.probe, time.monotonic()
         if self.began_s is None:
@@ -95,7 +117,10 @@ class Watch(ABC):
             return FailureKind.HUNG, f"no {missing} within {limit}, after {steps_done} steps"
         if now - self.began_s > settings.deadline_s:
             limit = f"probe.deadline_s = {settings.deadline_s:g} s"
-            return FailureKind.TOO_SLOW, f"{steps_done} of at most {settings.most_steps} steps within {limit}"
+            return (
+                FailureKind.TOO_SLOW,
+                f"{steps_done} of at most {settings.most_steps} steps within {limit}",
+            )
         return None
 
 
@@ -153,7 +178,12 @@ class QueuedProbes(WatchedProbes[AnyWatch]):
     def progress(self, token: str) -> Progress | None:
         """Return phase and steps of a probe; one that waits has spent nothing."""
         if token in self._waiting:
-            return Progress(phase=QUEUED, steps_done=0, steps_total=self._setup.probe.most_steps, node_seconds=0.0)
+            return Progress(
+                phase=QUEUED,
+                steps_done=0,
+                steps_total=self._setup.probe.most_steps,
+                node_seconds=0.0,
+            )
         return super().progress(token)
 
 
@@ -165,12 +195,15 @@ class RankedProbes(QueuedProbes[AnyWatch]):
         self.tokens = corpus(setup.data, setup.work_folder, setup.problem)
 
     def harvest(self, order: ProbeOrder) -> Outcome | None:
-        """Return the outcome on disk, or what its ranks had finished measuring when their driver died."""
+        """Return the outcome on disk, or what its ranks had finished measuring when their driver
+        died.
+        """
         return harvest(order, self._setup)
 
 
 class RankWatch(Watch):
-    """Follows the ranks of a probe; `killed` holds those that were killed on purpose, `pids` the ids of local ones.
+    """Follows the ranks of a probe; `killed` holds those that were killed on purpose, `pids` the
+    ids of local ones.
 
     `written_to` is the folder of what they write beside their logs.
     """
@@ -199,7 +232,10 @@ class RankWatch(Watch):
     @property
     def has_ended(self) -> bool:
         """Return whether every rank has, or those that are left cannot be killed."""
-        cannot_end = self._killed_s is not None and time.monotonic() - self._killed_s > processes.KILL_GRACE_S
+        cannot_end = (
+            self._killed_s is not None
+            and time.monotonic() - self._killed_s > processes.KILL_GRACE_S
+        )
         return cannot_end or self.lost is not None or self.have_all_ended
 
     @property
@@ -207,12 +243,22 @@ class RankWatch(Watch):
         """Return the process ids of the ranks that were killed on purpose and have not ended."""
         if self.lost is not None:
             return []
-        return [pid for rank, pid in enumerate(self.pids) if rank in self.killed and rank not in self.statuses]
+        return [
+            pid
+            for rank, pid in enumerate(self.pids)
+            if rank in self.killed and rank not in self.statuses
+        ]
 
     @property
     def progress(self) -> Progress:
         """Return phase and steps."""
-        phase = "starting" if self.began_s is None else "stepping" if self._steps.is_built else "building"
+        phase = (
+            "starting"
+            if self.began_s is None
+            else "stepping"
+            if self._steps.is_built
+            else "building"
+        )
         return Progress(
             phase=phase,
             steps_done=self._steps.steps_done,
@@ -226,7 +272,10 @@ class RankWatch(Watch):
             if self._steps.advance():
                 self.progressed_s = time.monotonic()
             self.overdue = self.overdue or self.find_overdue(self._steps.steps_done)
-            failed = self._failed_s is not None and time.monotonic() - self._failed_s > processes.PEER_GRACE_S
+            failed = (
+                self._failed_s is not None
+                and time.monotonic() - self._failed_s > processes.PEER_GRACE_S
+            )
             if self.overdue is not None or failed:
                 self.end()
         return self.has_ended
@@ -247,7 +296,9 @@ class RankWatch(Watch):
         verdict, log = self.verdict()
         message = verdict.message
         if left := ", ".join(map(str, self.unended)):
-            message += f"; killed, and not ended within {processes.KILL_GRACE_S:g} s: process {left}"
+            message += (
+                f"; killed, and not ended within {processes.KILL_GRACE_S:g} s: process {left}"
+            )
         failure = Failure(kind=verdict.kind, message=message, node_seconds=self.node_seconds)
         return with_log(failure, log)
 
@@ -269,19 +320,25 @@ class RankWatch(Watch):
 
 
 def write_job(order: ProbeOrder, job: dict[str, Any], setup: ProbeSetup) -> Path:
-    """Write the ranks' job to the order's run folder, with the step time that an adaptive probe has to beat."""
+    """Write the ranks' job to the order's run folder, with the step time that an adaptive probe has
+    to beat.
+    """
     order.run_folder.mkdir(parents=True, exist_ok=True)
     (order.run_folder / MEETING).unlink(missing_ok=True)
     adaptive = (job["probe"] or {}).get("adaptive")
     if order.best_tokens_per_s is not None and adaptive is not None:
-        adaptive["best_step_time_s"] = tokens_per_step(order.recipe, setup.problem) / order.best_tokens_per_s
+        adaptive["best_step_time_s"] = (
+            tokens_per_step(order.recipe, setup.problem) / order.best_tokens_per_s
+        )
     path = RunFolder(order.run_folder).job
     write_json(path, job)
     return path
 
 
 def harvest(order: ProbeOrder, setup: ProbeSetup) -> Outcome | None:
-    """Return the outcome on disk, or what the order's ranks had finished measuring when their driver died."""
+    """Return the outcome on disk, or what the order's ranks had finished measuring when their
+    driver died.
+    """
     folder = RunFolder(order.run_folder)
     folder.remove_unfinished()
     if (outcome := folder.outcome()) is not None:
@@ -297,7 +354,9 @@ def with_log(failure: Failure, log: Path) -> Failure:
 
 
 def written(folder: RunFolder, outcome: Outcome) -> Outcome:
-    """Write the outcome down where there is room for it; a crash on a full disk is not the recipe's fault."""
+    """Write the outcome down where there is room for it; a crash on a full disk is not the recipe's
+    fault.
+    """
     try:
         folder.write_outcome(outcome)
     except OSError as error:
@@ -309,8 +368,12 @@ def written(folder: RunFolder, outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _from_result(folder: RunFolder, order: ProbeOrder, setup: ProbeSetup, node_seconds: float) -> Outcome | None:
-    """Return the outcome that follows from `result.json`; None where it is missing, damaged or another attempt's."""
+def _from_result(
+    folder: RunFolder, order: ProbeOrder, setup: ProbeSetup, node_seconds: float
+) -> Outcome | None:
+    """Return the outcome that follows from `result.json`; None where it is missing, damaged or
+    another attempt's.
+    """
     try:
         result = folder.own("result.json")
         if result is None:
@@ -328,7 +391,9 @@ def _from_result(folder: RunFolder, order: ProbeOrder, setup: ProbeSetup, node_s
 
 
 class TrainingProbe(RankedProbes[RankWatch]):
-    """The `Evaluator` that trains on this machine: the ranks of each probe are forked from one warm server."""
+    """The `Evaluator` that trains on this machine: the ranks of each probe are forked from one warm
+    server.
+    """
 
     def __init__(self, setup: ProbeSetup, make_job: MakeJob = probe_job) -> None:
         super().__init__(setup)
@@ -356,7 +421,9 @@ class TrainingProbe(RankedProbes[RankWatch]):
             path = write_job(order, job, self._setup)
             self._running[order.token] = RankWatch(order, self._setup)
             scratch = disk_folder(self._setup, order.recipe, order.run_folder)
-            self._server.start(order.token, job=path, world_size=order.recipe.devices, scratch=scratch)
+            self._server.start(
+                order.token, job=path, world_size=order.recipe.devices, scratch=scratch
+            )
         self._waiting.clear()
 
     def _poll(self, timeout_s: float) -> None:
@@ -364,7 +431,10 @@ class TrainingProbe(RankedProbes[RankWatch]):
         for report in self._server.reports(timeout_s):
             if isinstance(report, ServerLost):
                 for watch in self._running.values():
-                    watch.lost, watch.lost_log = "the fork server ended, and the ranks with it", self._log
+                    watch.lost, watch.lost_log = (
+                        "the fork server ended, and the ranks with it",
+                        self._log,
+                    )
                 self._server.close()
                 self._start_server()
             elif report.token not in self._running:
@@ -402,7 +472,9 @@ class TrainingProbe(RankedProbes[RankWatch]):
 
 
 def rank_environment(setup: ProbeSetup) -> dict[str, str]:
-    """Return the environment of ranks on one machine; with DS_ACCELERATOR the fork server need not touch a device."""
+    """Return the environment of ranks on one machine; with DS_ACCELERATOR the fork server need not
+    touch a device.
+    """
     environment = {"OMP_NUM_THREADS": "1"}
     if "deepspeed" in setup.engines:
         environment["DS_ACCELERATOR"] = TORCH_DEVICES[setup.problem.cluster.backend]

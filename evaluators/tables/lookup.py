@@ -1,6 +1,8 @@
-"""Evaluator that looks outcomes up in a table of measured configurations, to evaluate any strategy on it.
+"""Evaluator that looks outcomes up in a table of measured configurations, to evaluate any strategy
+on it.
 
-A recipe that is in no row is illegal (`rows_only`) and costs no probe. Where rows repeat, the fastest counts.
+A recipe that is in no row is illegal (`rows_only`) and costs no probe. Where rows repeat, the
+fastest counts.
 """
 
 from __future__ import annotations
@@ -33,31 +35,47 @@ class TableLookup(ImmediateEvaluator):
         self._outcomes = chosen_problem(setup.table, setup.problem).outcomes()
 
     def _outcome(self, recipe: Recipe) -> Outcome:
-        return self._outcomes.get(recipe) or Failure(kind=FailureKind.ILLEGAL_FOR_ENGINE, message=NO_ROW)
+        return self._outcomes.get(recipe) or Failure(
+            kind=FailureKind.ILLEGAL_FOR_ENGINE, message=NO_ROW
+        )
 
 
 def rows_only(survey: Survey, settings: TableSettings) -> Survey:
-    """Return the survey without the recipes that are in no row of the table, which count as refused.
+    """Return the survey without the recipes that are in no row of the table, which count as
+    refused.
 
     Its problem is of the table's training code, where the campaign names none.
     """
     found = chosen_problem(settings, survey.problem)
     outcomes = found.outcomes()
     if survey.problem.software.code is None:
-        stated = {key: value for key, value in vars(survey.problem.software).items() if value is not None}
+        stated = {
+            key: value for key, value in vars(survey.problem.software).items() if value is not None
+        }
         software = replace(found.problem.software, **stated)
         survey = replace(survey, problem=replace(survey.problem, software=software))
     absent = Reason(NOT_IN_TABLE, NO_ROW)
-    return survey.refuse({row: absent for row, recipe in enumerate(survey.recipes) if recipe not in outcomes})
+    return survey.refuse(
+        {row: absent for row, recipe in enumerate(survey.recipes) if recipe not in outcomes}
+    )
 
 
 def chosen_problem(settings: TableSettings, problem: Problem) -> TableProblem:
-    """Return the table's problem with the campaign's model size, sequence, batch and devices; raises `InvalidInput`."""
+    """Return the table's problem with the campaign's model size, sequence, batch and devices;
+    raises `InvalidInput`.
+    """
     held = _problems(settings)
     fitting = {found.name: found for found in held if _fits(found, problem, problem.global_batch)}
     if settings.problem is not None and settings.problem not in fitting:
-        expected = f"one of the problems of {settings.path} that fit this campaign: {_some(list(fitting))}"
-        raise bad_value("table.problem", settings.problem, expected, hint=did_you_mean(settings.problem, fitting))
+        expected = (
+            f"one of the problems of {settings.path} that fit this campaign: {_some(list(fitting))}"
+        )
+        raise bad_value(
+            "table.problem",
+            settings.problem,
+            expected,
+            hint=did_you_mean(settings.problem, fitting),
+        )
     if not fitting:
         raise _none_fits(settings, problem, held)
     if settings.problem is None and len(fitting) > 1:
@@ -67,7 +85,9 @@ def chosen_problem(settings: TableSettings, problem: Problem) -> TableProblem:
 
 
 def nearest_batch(settings: TableSettings, problem: Problem) -> GlobalBatch:
-    """Return the batch of the table that is nearest to the problem's by ratio; raises `InvalidInput`."""
+    """Return the batch of the table that is nearest to the problem's by ratio; raises
+    `InvalidInput`.
+    """
     held = _problems(settings)
     batches = [one.problem.global_batch for one in held if _fits(one, problem)]
     if not batches:
@@ -83,7 +103,9 @@ def _problems(settings: TableSettings) -> list[TableProblem]:
 
 
 def _fits(found: TableProblem, problem: Problem, batch: GlobalBatch | None = None) -> bool:
-    """Return whether a table's problem is the campaign's, at one batch or any; clusters may be described otherwise."""
+    """Return whether a table's problem is the campaign's, at one batch or any; clusters may be
+    described otherwise.
+    """
     own, other = problem.model, found.problem.model
     return (
         (own.layers, own.hidden) == (other.layers, other.hidden)
@@ -93,11 +115,17 @@ def _fits(found: TableProblem, problem: Problem, batch: GlobalBatch | None = Non
     )
 
 
-def _none_fits(settings: TableSettings, problem: Problem, held: Sequence[TableProblem]) -> InvalidInput:
+def _none_fits(
+    settings: TableSettings, problem: Problem, held: Sequence[TableProblem]
+) -> InvalidInput:
     return InvalidInput(
-        f"table.path = {settings.path} holds no problem of {problem.model.layers} layers of {problem.model.hidden}, "
-        f"sequence {problem.sequence_length}, global batch {problem.global_batch} on {problem.cluster.devices} devices",
-        hint=f"it holds (model, sequence, batch, hardware, devices) {_some([one.name for one in held])}",
+        f"table.path = {settings.path} holds no problem of {problem.model.layers} layers of"
+        f" {problem.model.hidden}, sequence {problem.sequence_length}, global batch"
+        f" {problem.global_batch} on {problem.cluster.devices} devices",
+        hint=(
+            "it holds (model, sequence, batch, hardware, devices)"
+            f" {_some([one.name for one in held])}"
+        ),
     )
 
 

@@ -1,7 +1,7 @@
 """Rows of a table of measured configurations as clusters, problems, recipes and outcomes.
 
-A problem is the rows that state the same in `PROBLEM_COLUMNS` and the same shape. A row that cannot become a recipe is
-left out and counted with the reason.
+A problem is the rows that state the same in `PROBLEM_COLUMNS` and the same shape. A row that cannot
+become a recipe is left out and counted with the reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ from frontrunner.evaluators.analytic.software import (
 from frontrunner.evaluators.probe.measure import measured_steps, nodes_used
 from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.schema import Refusals, Row
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, refuse_unstorable
+from frontrunner.results.outcome import (
+    Failure,
+    FailureKind,
+    Measurement,
+    Outcome,
+    refuse_unstorable,
+)
 from frontrunner.spaces.cluster import PRECISIONS, ByPrecision, Cluster, Links
 from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.errors import free_among
@@ -61,25 +67,34 @@ PRESETS = {
 """A word of the hardware column, in lower case -> its cluster preset; the first that matches."""
 OTHER_BOARDS = re.compile(r"pcie|\bnvl\b")
 MEMORY = re.compile(r"(?<!\d)(\d{1,9}) ?gi?b", re.IGNORECASE)
-"""The memory that a device's name states; the look behind keeps a search through thousands of digits short."""
+"""The memory that a device's name states; the look behind keeps a search through thousands of
+digits short.
+"""
 SAME_MEMORY = 0.02
 """A name states a little more than the driver reports, which is what a preset states."""
 _OTHER_SIZES = {
     ("a100-80gb", "40"): {"memory_gb_per_s": device_preset("a100-40gb")["memory_gb_per_s"]},
     ("h100-80gb", "96"): {"memory_gb_per_s": 2400},
 }
-"""What else differs where a name states another memory than its preset's device has. H100 with 96 GB have HBM2e of
-2.4 TB/s (github.com/pytorch/torchtitan, docs/performance.md)."""
+"""What else differs where a name states another memory than its preset's device has. H100 with 96
+GB have HBM2e of 2.4 TB/s (github.com/pytorch/torchtitan, docs/performance.md).
+"""
 POWER = re.compile(r"(?<!\d)(\d{3,4}) ?W\b")
 FULL_POWER_W = {"a100-80gb": 400.0, "h100-80gb": 700.0, "h200-141gb": 700.0}
-"""The power that a device's preset is stated for, by its datasheet, where a name may state a lower limit."""
+"""The power that a device's preset is stated for, by its datasheet, where a name may state a lower
+limit.
+"""
 _PRESETS = tuple(
-    read_plain(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table, "model")
+    read_plain(
+        Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table, "model"
+    )
     for table in map(model_preset, preset_names("models"))
 )
 _STATED = attrgetter(
-    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "positions", "ffn_matrices", "norm",
-    "tied_embeddings", "attention", "experts", "experts_per_token", "shared_experts", "dense_layers",
+    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "positions",
+    "ffn_matrices", "norm",
+    "tied_embeddings", "attention", "experts", "experts_per_token", "shared_experts",
+    "dense_layers",
     "dense_ffn_hidden", "key_value_rank", "query_rank",
 )  # fmt: skip
 LATENT = ("key_value_rank", "query_rank", "head_width", "rotary_width", "value_width")
@@ -88,14 +103,18 @@ COUNTED = {"gpus_per_node": "devices_per_node", "compute_units": "compute_units"
 DEVICES_PER_NODE = 8
 """Of machines without a preset whose rows do not state it; assumed."""
 ASSUMED_MEMORY_GIB = 80.0
-"""Of a device that is neither known nor described: assumed, and wrong for many; failures show what fits."""
+"""Of a device that is neither known nor described: assumed, and wrong for many; failures show what
+fits.
+"""
 
 PROBLEM_COLUMNS = (
-    "model", "seq", "gbs", "hardware", "gpus", "training_code", "attention_kernel", "precision", "experts", "top_k",
+    "model", "seq", "gbs", "hardware", "gpus", "training_code", "attention_kernel", "precision",
+    "experts", "top_k",
     "framework", "dispatcher", "ep_overlap", "cuda_graph", "routing", *schema.MACHINE_NUMBERS,
 )  # fmt: skip
 SHAPE_COLUMNS = (
-    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab", "attention", "shared_experts", "dense_layers",
+    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocab", "attention", "shared_experts",
+    "dense_layers",
     "dense_ffn_hidden", "mtp_layers",
 )  # fmt: skip
 """What makes rows of one model's name, which may be empty, another model's."""
@@ -123,7 +142,9 @@ CODE_OF_SOURCE = {
     "megatron-bridge": "nemo",
     **{name: name for name in (NANOTRON.name, "torchtitan", LLM_FOUNDRY.name)},
 }
-"""What a table's `source` holds, in lower case -> the training code; others follow from the model's name."""
+"""What a table's `source` holds, in lower case -> the training code; others follow from the model's
+name.
+"""
 CODE_OF_FRAMEWORK = {
     "automodel": "nemo-automodel",
     "nemo": "nemo",
@@ -134,17 +155,25 @@ CODE_OF_FRAMEWORK = {
     "megatron": MEGATRON.name,
 }
 """What a row's `framework` holds, in lower case -> the training code; the first that matches."""
-PERFORMANCE = re.compile(r"performance-summary|dgxc|mlcommons|pretrain_performance|perf_recipes", re.IGNORECASE)
+PERFORMANCE = re.compile(
+    r"performance-summary|dgxc|mlcommons|pretrain_performance|perf_recipes", re.IGNORECASE
+)
 """Sources and notes of NeMo's and Megatron Bridge's performance recipes."""
 DISPATCHERS = {"alltoall": "alltoall", "deepep": "deepep", "hybridep": "deepep"}
 OVERLAPS = {"0": False, "1": True}
 GRAPHS = {"none": "none", "full_iteration": "step"}
-"""What the columns `dispatcher`, `ep_overlap` and `cuda_graph` hold; other graphs are those of parts of layers."""
+"""What the columns `dispatcher`, `ep_overlap` and `cuda_graph` hold; other graphs are those of
+parts of layers.
+"""
 EVEN_ROUTING = re.compile(r"forced|balanced?\b|uniform|drop, cap|token drop", re.IGNORECASE)
-"""What the column `routing` holds where each expert gets equally many tokens, or no more than its capacity."""
+"""What the column `routing` holds where each expert gets equally many tokens, or no more than its
+capacity.
+"""
 BENCHMARKS = re.compile(r"megatron-bridge|nemo|dgxc|primus", re.IGNORECASE)
-"""Sources and frameworks of vendors' benchmarks, which deal tokens evenly (`--moe-router-force-load-balancing`) or drop
-those above an expert's capacity (NeMo's `MegatronTokenDropCallback`), unless they say."""
+"""Sources and frameworks of vendors' benchmarks, which deal tokens evenly
+(`--moe-router-force-load-balancing`) or drop those above an expert's capacity (NeMo's
+`MegatronTokenDropCallback`), unless they say.
+"""
 LONG_SEQUENCE = 8192
 """From here on attention that is not named is taken to be fused: its scores would not fit."""
 
@@ -167,7 +196,9 @@ class TableProblem:
     rows: tuple[TableRow, ...]
 
     def outcomes(self) -> dict[Recipe, Outcome]:
-        """Return each recipe's outcome; of repeats the fastest counts, and a failure only where all failed."""
+        """Return each recipe's outcome; of repeats the fastest counts, and a failure only where all
+        failed.
+        """
         found: dict[Recipe, Outcome] = {}
         for row in self.rows:
             found[row.recipe] = max(found.get(row.recipe, row.outcome), row.outcome, key=_speed)
@@ -189,7 +220,9 @@ def read_problems(path: Path) -> TableProblems:
 
 
 def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
-    """Return the problems of rows, whatever columns are missing; rows that cannot become a recipe are left out."""
+    """Return the problems of rows, whatever columns are missing; rows that cannot become a recipe
+    are left out.
+    """
     groups: dict[tuple[str, ...], list[Row]] = {}
     rows = list(rows)
     for row in rows:
@@ -208,21 +241,30 @@ def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
             continue
         alike = _stated(row, PROBLEM_COLUMNS)
         # A row without a shape takes that of the others.
-        shape = _stated(row, SHAPE_COLUMNS) if _has_shape(row) else shapes.get(alike, (str(row.n_params_b),))
+        shape = (
+            _stated(row, SHAPE_COLUMNS)
+            if _has_shape(row)
+            else shapes.get(alike, (str(row.n_params_b),))
+        )
         groups.setdefault((*alike, *shape), []).append(row)
     found = [(made, group[0]) for group in groups.values() if (made := _problem(group, left_out))]
     names = Counter(one.name for one, _ in found)
     named: dict[str, TableProblem] = {}
     for one, row in found:
-        # The kernel, the precision and a code are in the name only where problems differ in nothing else.
-        words = (row.attention_kernel, row.precision, *_code_words(row)) if names[one.name] > 1 else ()
+        # The kernel, the precision and a code are in the name only where problems differ in nothing
+        # else.
+        words = (
+            (row.attention_kernel, row.precision, *_code_words(row)) if names[one.name] > 1 else ()
+        )
         name = free_among(named, " ".join((one.name, *words)))
         named[name] = replace(one, name=name)
     return list(named.values())
 
 
 def _stated(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
-    return tuple(str(getattr(row, column)) for column in columns)  # as text, since NaN differs from itself
+    return tuple(
+        str(getattr(row, column)) for column in columns
+    )  # as text, since NaN differs from itself
 
 
 def _has_shape(row: Row) -> bool:
@@ -235,7 +277,9 @@ def _code_words(row: Row) -> list[str]:
 
 
 def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
-    """Return the problem of rows that belong together, as its first complete row states it, or None."""
+    """Return the problem of rows that belong together, as its first complete row states it, or
+    None.
+    """
     problem, first = None, rows[0]
     for row in rows:
         with suppress(ValueError, OverflowError):
@@ -248,7 +292,11 @@ def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
             recipe = recipe_of(row, problem.model.layers)
             if recipe.fp8 != "none" and problem.cluster.peak_flops("fp8") is None:
                 raise ValueError(f"no peak in fp8 for {row.hardware}")
-            made.append(TableRow(number=row.number - 1, recipe=recipe, outcome=outcome_of(row, recipe, problem)))
+            made.append(
+                TableRow(
+                    number=row.number - 1, recipe=recipe, outcome=outcome_of(row, recipe, problem)
+                )
+            )
         except (ValueError, OverflowError) as error:
             left_out.add(str(error), row.number)
     if problem is None or not made:
@@ -273,18 +321,30 @@ def _problem_of(row: Row) -> Problem:
 
 
 def model_of(row: Row) -> Model:
-    """Return the transformer of a completed row; raises ValueError where it states neither shape nor parameters."""
+    """Return the transformer of a completed row; raises ValueError where it states neither shape
+    nor parameters.
+    """
     if reason := schema.why_no_mixture(row):
         raise ValueError(reason)
     layers, hidden = _shape(row)
-    heads = int(row.heads) if _is_count(row.heads) and hidden % int(row.heads) == 0 else max(1, hidden // HEAD_WIDTH)
+    heads = (
+        int(row.heads)
+        if _is_count(row.heads) and hidden % int(row.heads) == 0
+        else max(1, hidden // HEAD_WIDTH)
+    )
     kv_heads = int(row.kv_heads) if _is_count(row.kv_heads) else heads
     gpt = row.two_matrices
     if row.shared % 1:
-        raise ValueError(f"shared experts {row.shared_experts} are of another width than the others")
+        raise ValueError(
+            f"shared experts {row.shared_experts} are of another width than the others"
+        )
     dense, latent = int(row.dense_layers), latent_of(row)
     widths = {name: getattr(latent, name) for name in LATENT} if latent else {}
-    width = row.ffn_hidden if _is_count(row.ffn_hidden) else (4 if gpt else schema.SWIGLU_WIDTH) * hidden
+    width = (
+        row.ffn_hidden
+        if _is_count(row.ffn_hidden)
+        else (4 if gpt else schema.SWIGLU_WIDTH) * hidden
+    )
     found = Model(
         name=row.model or "unnamed",
         layers=layers,
@@ -309,21 +369,26 @@ def model_of(row: Row) -> Model:
         **widths,
         **windows(row),
     )
-    # What rows do not state of a preset, such as the range of its rotary positions, is part of its recipes' ids.
+    # What rows do not state of a preset, such as the range of its rotary positions, is part of its
+    # recipes' ids.
     alike = (one for one in _PRESETS if _STATED(one) == _STATED(found))
     preset = next(alike, found) if found.positions == "rotary" else found
     return replace(preset, name=found.name, routing=found.routing, mtp_layers=found.mtp_layers)
 
 
 def latent_of(row: Row) -> Model | None:
-    """Return the preset whose widths the latent attention of a row has, if it has such: that of as wide a model.
+    """Return the preset whose widths the latent attention of a row has, if it has such: that of as
+    wide a model.
 
     Rows do not state them. Kimi K2, with half of DeepSeek-V3's heads, has its widths too
-    (huggingface.co/moonshotai/Kimi-K2-Instruct, config.json). Raises ValueError where no preset is as wide.
+    (huggingface.co/moonshotai/Kimi-K2-Instruct, config.json). Raises ValueError where no preset is
+    as wide.
     """
     if row.attention.upper() != "MLA":
         return None
-    found: Model | None = next((one for one in _PRESETS if one.key_value_rank and one.hidden == row.hidden), None)
+    found: Model | None = next(
+        (one for one in _PRESETS if one.key_value_rank and one.hidden == row.hidden), None
+    )
     if found is None:
         raise ValueError(f"no preset with latent attention has hidden {row.hidden:.0f}")
     return found
@@ -338,26 +403,40 @@ def windows(row: Row) -> dict[str, Any]:
 
 
 def head_width(row: Row) -> float:
-    """Return the width of an attention head: that of a preset with the same heads and feed-forward part, else usual."""
+    """Return the width of an attention head: that of a preset with the same heads and feed-forward
+    part, else usual.
+    """
     found = latent_of(row) or preset_like(row)
     return found.head_dim if found else schema.over(row.hidden, row.heads)
 
 
 def preset_like(row: Row) -> Model | None:
-    """Return the preset whose layers a row's model has, by its heads and feed-forward part, if one has."""
+    """Return the preset whose layers a row's model has, by its heads and feed-forward part, if one
+    has.
+    """
     stated = (row.hidden, row.heads, row.kv_heads, row.ffn_hidden, row.experts)
-    alike = (one for one in _PRESETS if stated == (one.hidden, one.heads, one.kv_heads, one.ffn_hidden, one.experts))
+    alike = (
+        one
+        for one in _PRESETS
+        if stated == (one.hidden, one.heads, one.kv_heads, one.ffn_hidden, one.experts)
+    )
     return next(alike, None)
 
 
 def routing_of(row: Row) -> str:
     """Return how a row's tokens find their experts, as `Model.routing`."""
-    is_even = EVEN_ROUTING.search(row.routing) if row.routing else BENCHMARKS.search(row.source + row.framework)
+    is_even = (
+        EVEN_ROUTING.search(row.routing)
+        if row.routing
+        else BENCHMARKS.search(row.source + row.framework)
+    )
     return "uniform" if row.experts and is_even else "learned"
 
 
 def _shape(row: Row) -> tuple[int, int]:
-    """Return layers and hidden size: stated, or of 12 layers hidden^2 parameters (arXiv 2104.04473, equation 2)."""
+    """Return layers and hidden size: stated, or of 12 layers hidden^2 parameters (arXiv 2104.04473,
+    equation 2).
+    """
     missing = [name for name in ("layers", "hidden") if not _is_count(getattr(row, name))]
     if not missing:
         return int(row.layers), int(row.hidden)
@@ -370,18 +449,26 @@ def _shape(row: Row) -> tuple[int, int]:
 
 
 def is_fused(row: Row) -> bool:
-    """Return whether a row's attention is fused: as it says, else outside GPT models and where sequences are long."""
+    """Return whether a row's attention is fused: as it says, else outside GPT models and where
+    sequences are long.
+    """
     kernel = row.attention_kernel.lower()
     if FUSED_ATTENTION.search(kernel):
         return True
-    return not UNFUSED_ATTENTION.search(kernel) and (row.seq >= LONG_SEQUENCE or not row.two_matrices)
+    return not UNFUSED_ATTENTION.search(kernel) and (
+        row.seq >= LONG_SEQUENCE or not row.two_matrices
+    )
 
 
 @cache
-def _software(code: Software, kernel: str, experts: tuple[str, str, str], *, under_deepspeed: bool) -> SoftwareSettings:
-    """Return a code with the kernels named as in "flash_attention2 + RMS kernel"; it stays as it is where none is.
+def _software(
+    code: Software, kernel: str, experts: tuple[str, str, str], *, under_deepspeed: bool
+) -> SoftwareSettings:
+    """Return a code with the kernels named as in "flash_attention2 + RMS kernel"; it stays as it is
+    where none is.
 
-    Under DeepSpeed, Megatron's code keeps its kernels. `experts` are the dispatcher, whether it overlaps, and graphs.
+    Under DeepSpeed, Megatron's code keeps its kernels. `experts` are the dispatcher, whether it
+    overlaps, and graphs.
     """
     dispatcher, overlap, graphs = experts
     found = {"dispatcher": DISPATCHERS.get(dispatcher), "dispatch_overlap": OVERLAPS.get(overlap)}
@@ -395,7 +482,12 @@ def _software(code: Software, kernel: str, experts: tuple[str, str, str], *, und
         traits["norm"] = "fused"
     if under_deepspeed and code in (MEGATRON, MEGATRON_GPT):
         gradients = "fp32" if code.wide_gradients else "16-bit"
-        traits |= {"activation": code.gate, "rotary": code.rotary, "dropout": code.dropout, "gradients": gradients}
+        traits |= {
+            "activation": code.gate,
+            "rotary": code.rotary,
+            "dropout": code.dropout,
+            "gradients": gradients,
+        }
         code = MEGATRON_DEEPSPEED
     return SoftwareSettings(code=code.name, **traits)
 
@@ -403,8 +495,9 @@ def _software(code: Software, kernel: str, experts: tuple[str, str, str], *, und
 def software_of(row: Row) -> SoftwareSettings:
     """Return the training code a row was measured with, with the kernels that it names.
 
-    It is the row's own `training_code`, else that of its `framework`, of its source, or of its model: Megatron-LM's, a
-    GPT's in fp16 the earlier one. A framework that is none of these, also one that a note names, is an unknown code.
+    It is the row's own `training_code`, else that of its `framework`, of its source, or of its
+    model: Megatron-LM's, a GPT's in fp16 the earlier one. A framework that is none of these, also
+    one that a note names, is an unknown code.
     """
     name, source = row.model.lower(), row.source.lower()
     is_earlier = name.startswith(("gpt", "megatron", "turing")) and row.precision != "bf16"
@@ -412,17 +505,23 @@ def software_of(row: Row) -> SoftwareSettings:
     code = UNKNOWN if OTHER_FRAMEWORK.search(row.note) else code
     code = next((CODES[named] for sign, named in CODE_OF_SOURCE.items() if sign in source), code)
     if framework := row.framework.lower():
-        code = next((CODES[named] for sign, named in CODE_OF_FRAMEWORK.items() if sign in framework), UNKNOWN)
+        code = next(
+            (CODES[named] for sign, named in CODE_OF_FRAMEWORK.items() if sign in framework),
+            UNKNOWN,
+        )
     if code.name == "nemo" and PERFORMANCE.search(row.source + row.note):
         code = CODES["nemo-benchmark"]
     code = CODES.get(row.training_code.lower(), UNKNOWN) if row.training_code else code
-    under_deepspeed = not row.training_code and UNDER_DEEPSPEED.search(row.source + row.note) is not None
+    under_deepspeed = (
+        not row.training_code and UNDER_DEEPSPEED.search(row.source + row.note) is not None
+    )
     experts = (row.dispatcher.lower(), row.ep_overlap, row.cuda_graph.lower())
     return _software(code, row.attention_kernel.lower(), experts, under_deepspeed=under_deepspeed)
 
 
 def layers_before_mtp(layers: int, stages: int, mtp_layers: int) -> tuple[int, ...]:
-    """Return the layers of stages of which the last has the MTP layers, as NVIDIA lays out DeepSeek-V3.
+    """Return the layers of stages of which the last has the MTP layers, as NVIDIA lays out
+    DeepSeek-V3.
 
     Its head counts as two layers and each MTP layer as one, where so many are at hand
     (NVIDIA-NeMo/Megatron-Bridge, `recipes/deepseek/h100/deepseek_v3.py`).
@@ -438,7 +537,9 @@ def recipe_of(row: Row, layers: int) -> Recipe:
         row.vpp = 1.0
     row.fill(vpp=1.0)
     devices, replicas = _count(row, "gpus"), _count(row, "dp")
-    counts: dict[str, Any] = {name: _count(row, column) for name, column in schema.OF_RECIPES.items()}
+    counts: dict[str, Any] = {
+        name: _count(row, column) for name, column in schema.OF_RECIPES.items()
+    }
     if impossible := schema.why_impossible(row, layers):
         raise ValueError(impossible)
     fp8 = "tensorwise" if row.fp8 == "default" else row.fp8
@@ -451,7 +552,9 @@ def recipe_of(row: Row, layers: int) -> Recipe:
     return Recipe(
         devices=devices,
         schedule="none" if row.pp == 1 else "1f1b" if row.vpp == 1 else "interleaved-1f1b",
-        sharding=Sharding.named(f"zero-{row.zero:g}" if row.zero > 0 else "none", replicas * round(row.cp)),
+        sharding=Sharding.named(
+            f"zero-{row.zero:g}" if row.zero > 0 else "none", replicas * round(row.cp)
+        ),
         recompute=row.recompute,
         sequence_parallel=row.seq_parallel == 1 and row.tp > 1,
         fp8=fp8,
@@ -460,7 +563,9 @@ def recipe_of(row: Row, layers: int) -> Recipe:
 
 
 def outcome_of(row: Row, recipe: Recipe, problem: Problem) -> Outcome:
-    """Return the outcome that a row states (a missing peak is 0); raises ValueError for none or an impossible one."""
+    """Return the outcome that a row states (a missing peak is 0); raises ValueError for none or an
+    impossible one.
+    """
     for kind, words in FAILURES.items():
         if row.status in words:
             return Failure(kind=kind, message=f"the table says {row.status}")
@@ -471,7 +576,9 @@ def outcome_of(row: Row, recipe: Recipe, problem: Problem) -> Outcome:
         raise ValueError(f"step time {seconds:g} s")
     peak = row.peak_mem_gb if _is_given(row.peak_mem_gb) else 0.0
     peaks, spent_s = (int(peak * 2**30),) * recipe.devices, seconds * nodes_used(recipe, problem)
-    measured = measured_steps(recipe, problem, (seconds,), peak_memory_bytes=peaks, node_seconds=spent_s)
+    measured = measured_steps(
+        recipe, problem, (seconds,), peak_memory_bytes=peaks, node_seconds=spent_s
+    )
     refuse_unstorable(measured)
     return measured
 
@@ -502,21 +609,34 @@ def preset_of(hardware: str) -> str | None:
     name = hardware.lower()
     if OTHER_BOARDS.search(name):
         return None
-    return next((preset for word, preset in PRESETS.items() if re.search(rf"(?<![a-z0-9]){word}(?![0-9])", name)), None)
+    return next(
+        (
+            preset
+            for word, preset in PRESETS.items()
+            if re.search(rf"(?<![a-z0-9]){word}(?![0-9])", name)
+        ),
+        None,
+    )
 
 
 def is_elsewhere(hardware: str, cluster: Cluster) -> bool:
-    """Return whether the hardware is that of a preset with another device; memory sizes of one chip may differ."""
+    """Return whether the hardware is that of a preset with another device; memory sizes of one chip
+    may differ.
+    """
     return preset_of(hardware) not in (None, preset_of(cluster.device))
 
 
 def machine_of(row: Row) -> Cluster:
-    """Return one node that a row was measured on: its own figures, its device's name, then the preset's."""
+    """Return one node that a row was measured on: its own figures, its device's name, then the
+    preset's.
+    """
     preset = preset_of(row.hardware)
     # Without a preset only the row's own figures are known.
     unknown = {
-        "name": row.hardware, "device": row.hardware, "backend": "cuda", "nodes": 1, "links": {}, "peak_tflops": {},
-        "devices_per_node": DEVICES_PER_NODE, "memory_gib_per_device": ASSUMED_MEMORY_GIB, "source": "the table's row",
+        "name": row.hardware, "device": row.hardware, "backend": "cuda", "nodes": 1, "links": {},
+        "peak_tflops": {},
+        "devices_per_node": DEVICES_PER_NODE, "memory_gib_per_device": ASSUMED_MEMORY_GIB,
+        "source": "the table's row",
     }  # fmt: skip
     figures: dict[str, Any] = cluster_preset(preset) if preset else unknown
     stated = MEMORY.search(row.hardware)
@@ -529,6 +649,12 @@ def machine_of(row: Row) -> Cluster:
         figures["matmul_share"] *= (float(limit[1]) / full) ** (1 / 3)
     own = {name: value for name in schema.MACHINE_NUMBERS if _is_given(value := getattr(row, name))}
     links = figures["links"] | {name: own.pop(name) for name in LINKS if name in own}
-    peaks = {row.precision or "bf16": own.pop("peak_tflops")} if "peak_tflops" in own else figures["peak_tflops"]
+    peaks = (
+        {row.precision or "bf16": own.pop("peak_tflops")}
+        if "peak_tflops" in own
+        else figures["peak_tflops"]
+    )
     counts = {key: int(own.pop(name)) for name, key in COUNTED.items() if name in own}
-    return Cluster(**figures | own | counts | {"links": Links(**links), "peak_tflops": ByPrecision(**peaks)})
+    return Cluster(
+        **figures | own | counts | {"links": Links(**links), "peak_tflops": ByPrecision(**peaks)}
+    )

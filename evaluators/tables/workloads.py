@@ -1,4 +1,6 @@
-"""Rows of tables as the analytic model's arrays, for fits and for judging the model; others are refused by reason."""
+"""Rows of tables as the analytic model's arrays, for fits and for judging the model; others are
+refused by reason.
+"""
 
 from __future__ import annotations
 
@@ -61,13 +63,20 @@ class Table:
 
     @cached_property
     def parts(self) -> tuple[tuple[npt.NDArray[np.intp], Sample], ...]:
-        """The places of rows of one machine, precision and training code, and what the formulas take of them."""
+        """The places of rows of one machine, precision and training code, and what the formulas
+        take of them.
+        """
         groups: dict[tuple[object, ...], list[int]] = {}
         for place, row in enumerate(self.rows):
             # As text, since NaN differs from itself.
             machine = [str(getattr(row, name)) for name in schema.MACHINE_NUMBERS]
-            groups.setdefault((row.hardware, *machine, row.precision, software_of(row)), []).append(place)
-        return tuple((np.array(places), self._sample([self.rows[p] for p in places])) for places in groups.values())
+            groups.setdefault((row.hardware, *machine, row.precision, software_of(row)), []).append(
+                place
+            )
+        return tuple(
+            (np.array(places), self._sample([self.rows[p] for p in places]))
+            for places in groups.values()
+        )
 
     def _sample(self, rows: Sequence[Row]) -> Sample:
         first, stated = rows[0], software_of(rows[0])
@@ -78,19 +87,27 @@ class Table:
             cluster=own or machine_of(first),
             precision=precision,
             software=software,
-            work=workload(rows, precision, split=software.pipeline_split, scaling=software.fp8_default),
-            step_time_s=np.array([row.step_time_s if row.status == "ok" else math.nan for row in rows]),
+            work=workload(
+                rows, precision, split=software.pipeline_split, scaling=software.fp8_default
+            ),
+            step_time_s=np.array(
+                [row.step_time_s if row.status == "ok" else math.nan for row in rows]
+            ),
             problems=tuple(row.problem for row in rows),
         )
 
 
 def read(path: Path, default_cluster: Cluster | None = None) -> Table:
-    """Read a table; rows whose hardware has no preset are of `default_cluster`, or refused. Raises as `read_csv`."""
+    """Read a table; rows whose hardware has no preset are of `default_cluster`, or refused. Raises
+    as `read_csv`.
+    """
     left_out, rows = Refusals(), []
     found = [schema.complete(row) for row in schema.rows_of(schema.read_csv(path))]
     doubted = schema.mislabeled(found)
     for row in found:
-        if reason := why_not_modeled(row, default_cluster) or (schema.MISLABELED if row.number in doubted else None):
+        if reason := why_not_modeled(row, default_cluster) or (
+            schema.MISLABELED if row.number in doubted else None
+        ):
             left_out.add(reason, row.number)
         else:
             rows.append(row)
@@ -136,7 +153,11 @@ def _why_unknown(row: Row) -> str | None:
         return f"no peak in fp8 for {row.hardware}"
     if math.isnan(row.peak_tflops) and machine_of(row).peak_flops(row.precision or "bf16") is None:
         return f"no peak in {row.precision or 'bf16'} for {row.hardware}"
-    impossible = [key for key in schema.MACHINE_NUMBERS if (value := getattr(row, key)) <= 0 or math.isinf(value)]
+    impossible = [
+        key
+        for key in schema.MACHINE_NUMBERS
+        if (value := getattr(row, key)) <= 0 or math.isinf(value)
+    ]
     return f"{', '.join(impossible)} not above 0" if impossible else None
 
 
@@ -160,8 +181,12 @@ WIDTHS = ("query_rank", "key_value_rank", "rotary_width")
 """Of latent attention."""
 
 
-def workload(rows: Sequence[Row], precision: str, *, split: Split = "even", scaling: str = "tensorwise") -> Workload:
-    """Return the rows as the model's arrays; layers are split, and factors scaled to 8 bits, as the code does."""
+def workload(
+    rows: Sequence[Row], precision: str, *, split: Split = "even", scaling: str = "tensorwise"
+) -> Workload:
+    """Return the rows as the model's arrays; layers are split, and factors scaled to 8 bits, as the
+    code does.
+    """
 
     def column(name: str, default: float = 1.0) -> npt.NDArray[np.float64]:
         found = np.array([getattr(row, name) for row in rows], dtype=np.float64)
@@ -174,9 +199,16 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even", scal
     q_hidden = column("heads") * np.array([head_width(row) for row in rows])
     kv_hidden = q_hidden * column("kv_heads") / column("heads")
     latents, like = [latent_of(row) for row in rows], [preset_like(row) for row in rows]
-    uneven = map(_expert_deviation, rows, (one or other for one, other in zip(latents, like, strict=True)))
-    widths = {key: np.array([float((one and getattr(one, key)) or 0) for one in latents]) for key in WIDTHS}
-    value_hidden = column("heads") * np.array([float(one.value_dim) if one else 0.0 for one in latents])
+    uneven = map(
+        _expert_deviation, rows, (one or other for one, other in zip(latents, like, strict=True))
+    )
+    widths = {
+        key: np.array([float((one and getattr(one, key)) or 0) for one in latents])
+        for key in WIDTHS
+    }
+    value_hidden = column("heads") * np.array(
+        [float(one.value_dim) if one else 0.0 for one in latents]
+    )
     kv_hidden = np.where(value_hidden > 0, (q_hidden + value_hidden) / 2, kv_hidden)
     width = 2 * (q_hidden + kv_hidden) + experts * matrices * column("ffn_hidden")
     head = column("vocab") * hidden / (hidden * width)
@@ -204,7 +236,9 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even", scal
         value_hidden=value_hidden,
         shared_experts=np.array([row.shared for row in rows]),
         router_groups=np.array([float(one.router_groups) if one else 1.0 for one in latents]),
-        router_groups_kept=np.array([float(one.router_groups_kept) if one else 1.0 for one in latents]),
+        router_groups_kept=np.array(
+            [float(one.router_groups_kept) if one else 1.0 for one in latents]
+        ),
         dense_layers=dense,
         dense_ffn_hidden=np.where(dense > 0, column("dense_ffn_hidden"), 0.0),
         **widths,
@@ -212,8 +246,12 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even", scal
         ffn_matrices=matrices,
         attended_share=np.array([_attended_share(row) for row in rows]),
         norms=np.array([4.0 if one and one.post_norms else 2.0 for one in like]),
-        normed_heads=np.array([float(one.q_hidden + one.kv_hidden) if one and one.qk_norm else 0.0 for one in like]),
-        clamped_gate=np.array([one is not None and one.activation == "swiglu_clamped" for one in like]),
+        normed_heads=np.array(
+            [float(one.q_hidden + one.kv_hidden) if one and one.qk_norm else 0.0 for one in like]
+        ),
+        clamped_gate=np.array(
+            [one is not None and one.activation == "swiglu_clamped" for one in like]
+        ),
         stretched_rotary=np.array([one is not None and has_stretched_rotary(one) for one in like]),
         expert_biases=np.array([one is not None and has_expert_biases(one) for one in like]),
         expert_deviation=np.array(list(uneven)),
@@ -233,14 +271,21 @@ def workload(rows: Sequence[Row], precision: str, *, split: Split = "even", scal
         recompute_selective=np.array([row.recompute == "selective" for row in rows]),
         sequence_parallel=np.array([row.seq_parallel == 1 and row.tp > 1 for row in rows]),
         head_on_first=column("pp") == 1,
-        fp8=np.array([float(FP8_SCALINGS.index(row.fp8 if row.fp8 != "default" else scaling)) for row in rows]),
+        fp8=np.array(
+            [
+                float(FP8_SCALINGS.index(row.fp8 if row.fp8 != "default" else scaling))
+                for row in rows
+            ]
+        ),
         compile=np.array([_is_compiled(row) for row in rows]),
         **counts,
     )
 
 
 def _is_compiled(row: Row) -> bool:
-    """Return whether a note says so, or torchtitan casts to 8 bits, which it documents for compiled models."""
+    """Return whether a note says so, or torchtitan casts to 8 bits, which it documents for compiled
+    models.
+    """
     of_titan = row.fp8 != "none" and "torchtitan" in row.source.lower()
     return of_titan or re.search(r"\bcompiled?\b", row.note, re.IGNORECASE) is not None
 

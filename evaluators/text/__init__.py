@@ -1,1 +1,3 @@
-"""Text to token files: documents read from files, tokenized in parallel, written with what describes them."""
+"""Text to token files: documents read from files, tokenized in parallel, written with what
+describes them.
+"""

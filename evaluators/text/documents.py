@@ -1,4 +1,6 @@
-"""Documents of text, JSONL and Parquet files, in the files' order; mistakes name the file and the line."""
+"""Documents of text, JSONL and Parquet files, in the files' order; mistakes name the file and the
+line.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ JSON_LINES = (".jsonl", ".ndjson")
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A document's text, or a part of it; `read_bytes` of its file are read by then, compressed as they are."""
+    """A document's text, or a part of it; `read_bytes` of its file are read by then, compressed as
+    they are.
+    """
 
     text: str
     ends_document: bool
@@ -27,10 +31,14 @@ class Piece:
 
 
 def check_files(paths: tuple[Path, ...]) -> int:
-    """Return the files' bytes in all; raise `NotFound` or `InvalidInput` for one that cannot be read."""
+    """Return the files' bytes in all; raise `NotFound` or `InvalidInput` for one that cannot be
+    read.
+    """
     for path in paths:
         if not holds(path.is_file):
-            why = "it is a folder; name its files" if holds(path.is_dir) else "there is no such file"
+            why = (
+                "it is a folder; name its files" if holds(path.is_dir) else "there is no such file"
+            )
             raise NotFound(f"no text at {path}: {why}")
         if path.suffix == ".parquet":
             require_extra("pyarrow", "parquet", f"reading {path}")
@@ -43,7 +51,8 @@ def check_files(paths: tuple[Path, ...]) -> int:
 
 
 def read_pieces(path: Path, *, text_key: str) -> Iterator[Piece]:
-    """Yield a file's documents in pieces, by its suffix: text of `text_key` in .jsonl and .parquet, else its own text.
+    """Yield a file's documents in pieces, by its suffix: text of `text_key` in .jsonl and .parquet,
+    else its own text.
 
     `.gz` after the suffix is decompressed. In a text file NUL separates documents.
     """
@@ -58,7 +67,9 @@ def read_pieces(path: Path, *, text_key: str) -> Iterator[Piece]:
             lines: Any = gzip.GzipFile(fileobj=raw) if is_packed else raw
             yield from read(path, lines, raw, text_key)
     except (OSError, EOFError, zlib.error) as error:
-        raise InvalidInput(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise InvalidInput(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
 
 
 def _of_text(path: Path, lines: IO[bytes], raw: IO[bytes], _text_key: str) -> Iterator[Piece]:
@@ -88,7 +99,9 @@ def _of_json_lines(path: Path, lines: IO[bytes], raw: IO[bytes], text_key: str) 
                 raise
             raise InvalidInput(f"{path}:{number} is not JSON: {error}") from None
         if not isinstance(record, dict):
-            raise InvalidInput(f"{path}:{number} is {shown(record)}: expected an object with the key {text_key!r}")
+            raise InvalidInput(
+                f"{path}:{number} is {shown(record)}: expected an object with the key {text_key!r}"
+            )
         yield from _cut(_text_of(record, text_key, f"{path}:{number}"), raw.tell())
 
 
@@ -100,7 +113,9 @@ def _of_parquet(path: Path, text_key: str) -> Iterator[Piece]:
         with ParquetFile(path) as file:
             if text_key not in file.schema_arrow.names:
                 known = ", ".join(file.schema_arrow.names)
-                raise InvalidInput(f"{path} has no column {text_key!r}", hint=f"--text-key names one of: {known}")
+                raise InvalidInput(
+                    f"{path} has no column {text_key!r}", hint=f"--text-key names one of: {known}"
+                )
             size_bytes, row, rows = path.stat().st_size, 0, max(1, file.metadata.num_rows)
             for batch in file.iter_batches(batch_size=1024, columns=[text_key]):
                 for record in batch.to_pylist():
@@ -108,18 +123,25 @@ def _of_parquet(path: Path, text_key: str) -> Iterator[Piece]:
                     text = _text_of(record, text_key, f"{path}, row {row}")
                     yield from _cut(text, size_bytes * row // rows)
     except (pa.ArrowException, OSError) as error:
-        raise InvalidInput(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+        raise InvalidInput(
+            f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}"
+        ) from None
 
 
 def _text_of(record: dict[str, Any], key: str, where: str) -> str:
     if key not in record:
         known = ", ".join(map(shown, list(record)[:8])) or "none"
-        raise InvalidInput(f"{where} has no key {key!r}", hint=f"--text-key names the text; the keys there: {known}")
+        raise InvalidInput(
+            f"{where} has no key {key!r}",
+            hint=f"--text-key names the text; the keys there: {known}",
+        )
     text = record[key]
     if not isinstance(text, str):
         raise InvalidInput(f"{where}: {key} = {shown(text)}: expected text")
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise InvalidInput(f"{where}: {key} holds half a surrogate pair: expected valid Unicode text")
+        raise InvalidInput(
+            f"{where}: {key} holds half a surrogate pair: expected valid Unicode text"
+        )
     return text
 
 
@@ -127,7 +149,9 @@ def _decoded(line: bytes, path: Path, number: int) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path}:{number} is not UTF-8: byte {error.start + 1} of the line") from None
+        raise InvalidInput(
+            f"{path}:{number} is not UTF-8: byte {error.start + 1} of the line"
+        ) from None
 
 
 def _cut(text: str, read_bytes: int) -> Iterator[Piece]:

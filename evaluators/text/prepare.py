@@ -1,7 +1,8 @@
-"""Text files to one token file, with a part held out for evaluation at its end, the tokenizer and a description.
+"""Text files to one token file, with a part held out for evaluation at its end, the tokenizer and a
+description.
 
-The outcome depends on the files, the tokenizer and the seed, not on threads: pieces are tokenized in parallel and
-written in order. Files get their names when all is written, the token file last.
+The outcome depends on the files, the tokenizer and the seed, not on threads: pieces are tokenized
+in parallel and written in order. Files get their names when all is written, the token file last.
 """
 
 from __future__ import annotations
@@ -30,13 +31,29 @@ from frontrunner.evaluators.text.token_file import (
     tokenizer_path,
 )
 from frontrunner.spaces.document import write_bytes
-from frontrunner.spaces.errors import InvalidInput, bad_value, holds, require_at_least, require_extra, shown, writing
+from frontrunner.spaces.errors import (
+    InvalidInput,
+    bad_value,
+    holds,
+    require_at_least,
+    require_extra,
+    shown,
+    writing,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
-"""Tokens that end a document in published tokenizers: GPT-2's and Qwen's, Llama 3's, Llama 2's, Gemma's, DeepSeek's."""
+ENDS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<｜end▁of▁sentence｜>",  # noqa: RUF001
+)
+"""Tokens that end a document in published tokenizers: GPT-2's and Qwen's, Llama 3's, Llama 2's,
+Gemma's, DeepSeek's.
+"""
 LEAST_VOCABULARY = 257
 """Of a trained BPE: the bytes, and the end of a document."""
 _BATCH_CHARACTERS, _BATCH_PIECES = 2**22, 4096
@@ -48,7 +65,8 @@ OnRead = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareSettings:
-    """What becomes of the text: one of `tokenizer`, a file, and `train_vocabulary`, the size of a BPE to train on it.
+    """What becomes of the text: one of `tokenizer`, a file, and `train_vocabulary`, the size of a
+    BPE to train on it.
 
     `validation` is the share of tokens that is held out.
     """
@@ -66,14 +84,29 @@ class PrepareSettings:
         if (self.tokenizer is None) == (self.train_vocabulary is None):
             raise InvalidInput(
                 "expected one of --tokenizer and --train-vocabulary",
-                hint="--tokenizer takes a model's tokenizer.json; --train-vocabulary 32000 trains one on the text",
+                hint=(
+                    "--tokenizer takes a model's tokenizer.json; --train-vocabulary 32000 trains"
+                    " one on the text"
+                ),
             )
         if self.out.suffix != ".bin":
-            raise bad_value("--out", str(self.out), "a name that ends with .bin, which [data] path reads as tokens")
+            raise bad_value(
+                "--out",
+                str(self.out),
+                "a name that ends with .bin, which [data] path reads as tokens",
+            )
         if not 0 < self.validation < 0.5:
-            raise bad_value("--validation", self.validation, "a share of the tokens above 0 and below 0.5")
-        if self.train_vocabulary is not None and not LEAST_VOCABULARY <= self.train_vocabulary <= 2**24:
-            expected = f"at least {LEAST_VOCABULARY}, the bytes and the end of a document, and at most {2**24}"
+            raise bad_value(
+                "--validation", self.validation, "a share of the tokens above 0 and below 0.5"
+            )
+        if (
+            self.train_vocabulary is not None
+            and not LEAST_VOCABULARY <= self.train_vocabulary <= 2**24
+        ):
+            expected = (
+                f"at least {LEAST_VOCABULARY}, the bytes and the end of a document, and at most"
+                f" {2**24}"
+            )
             raise bad_value("--train-vocabulary", self.train_vocabulary, expected)
         if self.threads is not None:
             require_at_least("prepare", 1, threads=self.threads)
@@ -89,8 +122,11 @@ class Prepared:
     empty_documents: int
 
 
-def prepare(paths: tuple[Path, ...], settings: PrepareSettings, on_read: OnRead | None = None) -> Prepared:
-    """Write the token file of all documents; `on_read` gets the bytes read so far and in all, per pass over the files.
+def prepare(
+    paths: tuple[Path, ...], settings: PrepareSettings, on_read: OnRead | None = None
+) -> Prepared:
+    """Write the token file of all documents; `on_read` gets the bytes read so far and in all, per
+    pass over the files.
 
     Raises `InvalidInput` or `NotFound` naming file and line, with nothing left at `settings.out`.
     """
@@ -99,7 +135,9 @@ def prepare(paths: tuple[Path, ...], settings: PrepareSettings, on_read: OnRead 
         os.environ["RAYON_NUM_THREADS"] = str(settings.threads)
     size_bytes, out = check_files(paths), settings.out
     if holds(out.exists):
-        raise InvalidInput(f"{out} is there already", hint="name another file by --out, or remove it first")
+        raise InvalidInput(
+            f"{out} is there already", hint="name another file by --out, or remove it first"
+        )
 
     def pieces() -> Iterator[Piece]:
         before = 0
@@ -120,7 +158,9 @@ def prepare(paths: tuple[Path, ...], settings: PrepareSettings, on_read: OnRead 
         return _written(settings, pieces, in_order, split)
 
 
-def _written(settings: PrepareSettings, pieces: Callable[[], Iterator[Piece]], in_order: Path, split: Path) -> Prepared:
+def _written(
+    settings: PrepareSettings, pieces: Callable[[], Iterator[Piece]], in_order: Path, split: Path
+) -> Prepared:
     out, tokenizer = settings.out, _tokenizer(settings, pieces)
     end = _end_of_document(tokenizer, settings)
     vocabulary = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
@@ -146,19 +186,27 @@ def _written(settings: PrepareSettings, pieces: Callable[[], Iterator[Piece]], i
     write_bytes(tokenizer_path(out), given or tokenizer.to_str(pretty=True).encode())
     write_bytes(description_path(out), description.to_json())
     split.replace(out)
-    return Prepared(path=out, tokenizer=tokenizer_path(out), description=description, empty_documents=empty)
+    return Prepared(
+        path=out, tokenizer=tokenizer_path(out), description=description, empty_documents=empty
+    )
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json, which neither truncates nor pads, and adds no tokens of its own."""
+    """Return the tokenizer of a tokenizer.json, which neither truncates nor pads, and adds no
+    tokens of its own.
+    """
     from tokenizers import Tokenizer
 
     if not holds(path.is_file):
-        raise InvalidInput(f"no tokenizer at {path}", hint="take tokenizer.json from the model's folder")
+        raise InvalidInput(
+            f"no tokenizer at {path}", hint="take tokenizer.json from the model's folder"
+        )
     try:
         found = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more exact
-        raise InvalidInput(f"{path} is not a tokenizer.json that tokenizers can read: {error}") from None
+        raise InvalidInput(
+            f"{path} is not a tokenizer.json that tokenizers can read: {error}"
+        ) from None
     found.no_truncation()
     found.no_padding()
     found.encode_special_tokens = True  # a document that quotes a special token has no end there
@@ -190,11 +238,20 @@ def _end_of_document(tokenizer: Tokenizer, settings: PrepareSettings) -> int:
     if found:
         return found[0]
     if settings.end_of_document is not None:
-        raise bad_value("--end-of-document", settings.end_of_document, f"a token of {settings.tokenizer}")
-    special = [shown(token.content) for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        raise bad_value(
+            "--end-of-document", settings.end_of_document, f"a token of {settings.tokenizer}"
+        )
+    special = [
+        shown(token.content)
+        for token in tokenizer.get_added_tokens_decoder().values()
+        if token.special
+    ]
     raise InvalidInput(
         f"{settings.tokenizer} has none of {', '.join(map(shown, ENDS))}, to end documents",
-        hint=f"--end-of-document TOKEN names one; its special tokens: {', '.join(special[:8]) or 'none'}",
+        hint=(
+            "--end-of-document TOKEN names one; its special tokens:"
+            f" {', '.join(special[:8]) or 'none'}"
+        ),
     )
 
 
@@ -214,12 +271,16 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 def _write_in_order(
     file: BinaryIO, tokenizer: Tokenizer, pieces: Iterable[Piece], end: int, dtype: np.dtype[Any]
 ) -> tuple[NDArray[np.int64], int]:
-    """Write all documents as they come; return their tokens, each with its end, and how many had no text."""
+    """Write all documents as they come; return their tokens, each with its end, and how many had no
+    text.
+    """
     lengths, empty, held = array("q"), 0, 0
     ending = np.array([end], dtype=dtype)
 
     def encoded(batch: list[Piece]) -> list[NDArray[Any]]:
-        found = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+        found = tokenizer.encode_batch_fast(
+            [piece.text for piece in batch], add_special_tokens=False
+        )
         return [np.array(one.ids, dtype=dtype) for one in found]
 
     def write(batch: list[Piece], parts: list[NDArray[Any]]) -> None:
@@ -252,7 +313,8 @@ def _write_in_order(
 
 
 def held_out_documents(lengths: NDArray[np.int64], *, share: float, seed: int) -> NDArray[np.bool_]:
-    """Return which documents are held out: as drawn by the seed, until they have that share of the tokens.
+    """Return which documents are held out: as drawn by the seed, until they have that share of the
+    tokens.
 
     None where the documents are so few and long that this would be over twice the share.
     """
@@ -267,9 +329,14 @@ def held_out_documents(lengths: NDArray[np.int64], *, share: float, seed: int) -
 
 
 def _write_split(
-    source: Path, target: Path, lengths: NDArray[np.int64], settings: PrepareSettings, dtype: np.dtype[Any]
+    source: Path,
+    target: Path,
+    lengths: NDArray[np.int64],
+    settings: PrepareSettings,
+    dtype: np.dtype[Any],
 ) -> tuple[int, str]:
-    """Write the documents for training, then those held out; return the latter's tokens and the file's SHA-256.
+    """Write the documents for training, then those held out; return the latter's tokens and the
+    file's SHA-256.
 
     Where none can be held out whole, the last tokens are.
     """
@@ -285,7 +352,9 @@ def _write_split(
             for first, end in runs:
                 if bool(is_held_out[first]) == wanted:
                     for start in range(int(starts[first]), int(starts[end]), _COPIED_TOKENS):
-                        part = tokens[start : min(start + _COPIED_TOKENS, int(starts[end]))].tobytes()
+                        part = tokens[
+                            start : min(start + _COPIED_TOKENS, int(starts[end]))
+                        ].tobytes()
                         digest.update(part)
                         file.write(part)
         file.flush()

@@ -1,4 +1,6 @@
-"""What describes a prepared token file, in a JSON document beside it: `corpus.json` beside `corpus.bin`."""
+"""What describes a prepared token file, in a JSON document beside it: `corpus.json` beside
+`corpus.bin`.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ def dtype_for(vocabulary: int) -> Literal["uint16", "uint32"]:
 class Description:
     """What `frontrunner prepare` writes beside a token file.
 
-    The last `held_out_tokens` are documents for evaluation alone. `vocabulary` is one more than the tokenizer's highest
-    id, `tokenizer` the name of its file in the same folder, `sha256` that of the token file.
+    The last `held_out_tokens` are documents for evaluation alone. `vocabulary` is one more than the
+    tokenizer's highest id, `tokenizer` the name of its file in the same folder, `sha256` that of
+    the token file.
     """
 
     version: int
@@ -55,23 +58,33 @@ def tokenizer_path(token_file: Path) -> Path:
 
 
 def described(token_file: Path) -> Description | None:
-    """Return the description beside a token file, or None; raise `InvalidInput` for one that is not this file's."""
+    """Return the description beside a token file, or None; raise `InvalidInput` for one that is not
+    this file's.
+    """
     path = description_path(token_file)
     if not path.is_file():
         return None
     hint = "prepare the text again, or move that file away to have its tokens read without it"
     try:
         found: Description = read_plain(
-            Description, json.loads(read_bytes(path, "description of a token file", most=_MOST_BYTES)), "description"
+            Description,
+            json.loads(read_bytes(path, "description of a token file", most=_MOST_BYTES)),
+            "description",
         )
     except ValueError as error:
-        raise InvalidInput(f"{path} does not describe {token_file.name}: {error}", hint=hint) from None
+        raise InvalidInput(
+            f"{path} does not describe {token_file.name}: {error}", hint=hint
+        ) from None
     if found.version != VERSION:
-        raise InvalidInput(f"{path} has version {found.version}; this frontrunner reads version {VERSION}", hint=hint)
+        raise InvalidInput(
+            f"{path} has version {found.version}; this frontrunner reads version {VERSION}",
+            hint=hint,
+        )
     size_bytes, width = token_file.stat().st_size, {"uint16": 2, "uint32": 4}[found.dtype]
     if size_bytes != found.tokens * width:
         raise InvalidInput(
-            f"{path} describes {found.tokens:,} tokens of {width} bytes, but {token_file} has {size_bytes:,} bytes",
+            f"{path} describes {found.tokens:,} tokens of {width} bytes, but {token_file} has"
+            f" {size_bytes:,} bytes",
             hint=hint,
         )
     return found

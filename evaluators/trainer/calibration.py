@@ -1,8 +1,10 @@
-"""Ranks that measure a machine, all busy at once: `python -P -m frontrunner.evaluators.trainer.calibration`.
+"""Ranks that measure a machine, all busy at once: `python -P -m
+frontrunner.evaluators.trainer.calibration`.
 
-An order comes on stdin, places from the environment. The order of measurements is that in which a short budget loses
-least. Collectives run over the groups of each level of the machine, every group of a level at the same time. Their
-`bytes` is the size of the whole message: what an all-gather results in, and what the others begin with.
+An order comes on stdin, places from the environment. The order of measurements is that in which a
+short budget loses least. Collectives run over the groups of each level of the machine, every group
+of a level at the same time. Their `bytes` is the size of the whole message: what an all-gather
+results in, and what the others begin with.
 """
 
 import datetime as dt
@@ -33,7 +35,9 @@ BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xc
 UNTIL = {"memory": 0.10, "layer": 0.15, "matmul": 0.50, "collectives": 0.95, "transfers": 1.0}
 MIB = 2**20
 WIDTHS = {"cpu": (128, 512, 2048), "other": (512, 2048, 8192)}
-"""Rows, columns and sums of the products: the tokens and widths of models that such a device trains."""
+"""Rows, columns and sums of the products: the tokens and widths of models that such a device
+trains.
+"""
 STREAM_BYTES = {"cpu": (32 * MIB, 4 * MIB, MIB // 2), "other": (512 * MIB, 128 * MIB, 16 * MIB)}
 """Size of each array: the first is larger than any cache, the last may lie in one."""
 MESSAGE_BYTES = {
@@ -43,21 +47,28 @@ MESSAGE_BYTES = {
 """A small and a large message first: should time run out, there is a line through them."""
 TRANSFER_BYTES = (1 * MIB, 16 * MIB, 256 * MIB)
 TINY = Model(
-    name="tiny", layers=4, hidden=64, heads=1, kv_heads=1, ffn_hidden=64, vocabulary=64, activation="swiglu",
+    name="tiny", layers=4, hidden=64, heads=1, kv_heads=1, ffn_hidden=64, vocabulary=64,
+    activation="swiglu",
     norm="rmsnorm",
 )  # fmt: skip
 """Blocks with next to nothing to compute, so that their time is what it takes to issue them."""
 TINY_TOKENS = 8
 WINDOWS = 3
-"""Each figure is of the fastest of this many windows, as in STREAM: what else runs on the machine only adds to them."""
+"""Each figure is of the fastest of this many windows, as in STREAM: what else runs on the machine
+only adds to them.
+"""
 MOST_RUNS = 20_000
 FASTEST_GROWTH = 20
 LONGEST_WINDOW_S = 0.25
 MEETINGS = 15
 LEAST_MEETINGS = 8
-"""A window lasts at least half of this many meetings of the ranks; the last is taken off, but at most an eighth."""
+"""A window lasts at least half of this many meetings of the ranks; the last is taken off, but at
+most an eighth.
+"""
 ALWAYS = 2
-"""Cells that are measured however little time is left: with fewer there is no line and no figure."""
+"""Cells that are measured however little time is left: with fewer there is no line and no
+figure.
+"""
 UNTIMED_RUNS = 2
 """One that pays for first uses, and one that shows how many fill a window."""
 
@@ -65,7 +76,9 @@ Operation = Callable[[], object]
 
 
 class Cell(NamedTuple):
-    """One thing to measure. `key` names it; `work` is what its time grows with; `prepare` makes the operation."""
+    """One thing to measure. `key` names it; `work` is what its time grows with; `prepare` makes the
+    operation.
+    """
 
     key: dict[str, Any]
     work: float
@@ -73,24 +86,32 @@ class Cell(NamedTuple):
 
 
 def expected(work: float, seen: Sequence[tuple[float, float]]) -> float:
-    """Return the seconds for this much work, on the line through the least and the most (work, seconds)."""
+    """Return the seconds for this much work, on the line through the least and the most (work,
+    seconds).
+    """
     (least, least_s), (most, most_s) = min(seen, default=(0.0, 0.0)), max(seen, default=(0.0, 0.0))
     slope = max(most_s - least_s, 0.0) / (most - least) if most > least else 0.0
     return least_s + slope * max(work - least, 0.0)
 
 
 class Clock:
-    """Times operations that all ranks run at the same time. Every rank calls the same methods in the same order."""
+    """Times operations that all ranks run at the same time. Every rank calls the same methods in
+    the same order.
+    """
 
     def __init__(self, device: torch.device, on_step: Callable[[], None] = lambda: None) -> None:
         self._device = device
         self._on_step = on_step
         self.left_out: list[dict[str, Any]] = []
         self.began_s = time.monotonic()
-        self._meeting_s = statistics.median(self._window_s(lambda: None, 1) for _ in range(MEETINGS))
+        self._meeting_s = statistics.median(
+            self._window_s(lambda: None, 1) for _ in range(MEETINGS)
+        )
 
     def sweep(self, of: str, cells: Iterable[Cell], until_s: float) -> list[dict[str, Any]]:
-        """Return a row per cell, until `until_s` after the start; what would take longer goes to `left_out`."""
+        """Return a row per cell, until `until_s` after the start; what would take longer goes to
+        `left_out`.
+        """
         cells, rows, seen = list(cells), list[dict[str, Any]](), list[tuple[float, float]]()
         for number, cell in enumerate(cells):
             left_s = -self.largest(time.monotonic() - self.began_s - until_s)
@@ -106,7 +127,9 @@ class Clock:
         return rows
 
     def time(self, run: Operation, window_s: float) -> float:
-        """Return the seconds of one run, with windows of about `window_s`; the same on every rank."""
+        """Return the seconds of one run, with windows of about `window_s`; the same on every
+        rank.
+        """
         window_s = max(min(window_s, LONGEST_WINDOW_S), LEAST_MEETINGS * self._meeting_s)
         self._window_s(run, 1)
         runs = 1
@@ -116,7 +139,8 @@ class Clock:
         return max(whole_s - self._meeting_s, (1 - 1 / LEAST_MEETINGS) * whole_s) / runs
 
     def _window_s(self, run: Operation, runs: int) -> float:
-        # A rank's own time would not do: of four that share two cores, each may find a core free while it measures.
+        # A rank's own time would not do: of four that share two cores, each may find a core free
+        # while it measures.
         self.largest(0.0)
         start = time.perf_counter()
         for _ in range(runs):
@@ -142,12 +166,20 @@ class Level(NamedTuple):
 
 
 def levels(ranks_per_node: int) -> list[Level]:
-    """Return the levels that the ranks span: all of a node, the same place of all nodes, and neighbors in a node."""
+    """Return the levels that the ranks span: all of a node, the same place of all nodes, and
+    neighbors in a node.
+    """
     world = dist.get_world_size()
     places = {
-        "node": [list(range(first, first + ranks_per_node)) for first in range(0, world, ranks_per_node)],
+        "node": [
+            list(range(first, first + ranks_per_node)) for first in range(0, world, ranks_per_node)
+        ],
         "network": [list(range(place, world, ranks_per_node)) for place in range(ranks_per_node)],
-        "pair": [[rank, rank + 1] for rank in range(0, world, 2)] if ranks_per_node in range(4, world + 1, 2) else [[]],
+        "pair": (
+            [[rank, rank + 1] for rank in range(0, world, 2)]
+            if ranks_per_node in range(4, world + 1, 2)
+            else [[]]
+        ),
     }
     found = []
     for name, groups in places.items():
@@ -157,7 +189,8 @@ def levels(ranks_per_node: int) -> list[Level]:
     return found
 
 
-COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "reduce", "scatter",
+COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "reduce",
+    "scatter",
                "point-to-point")  # fmt: skip
 
 
@@ -165,14 +198,27 @@ def collective_cells(level: Level, collective: str, device: torch.device) -> Ite
     """Yield one collective over message sizes."""
     for size in _of(MESSAGE_BYTES, device):
         values = -(-size // 4 // level.ranks) * level.ranks
-        key = {"collective": collective, "level": level.name, "ranks": level.ranks, "bytes": values * 4}
-        yield Cell(key, float(values), partial(_collective, collective, level, torch.zeros(values, device=device)))
+        key = {
+            "collective": collective,
+            "level": level.name,
+            "ranks": level.ranks,
+            "bytes": values * 4,
+        }
+        yield Cell(
+            key,
+            float(values),
+            partial(_collective, collective, level, torch.zeros(values, device=device)),
+        )
 
 
 def _collective(name: str, level: Level, whole: torch.Tensor) -> Operation:
-    # A root moves on with each run, so that no rank can run ahead of the others. Point-to-point sends there and back
-    # between neighbors: two messages per run; the last of an odd number idles.
-    group, own, roots = level.group, dist.get_group_rank(level.group, dist.get_rank()), cycle(range(level.ranks))
+    # A root moves on with each run, so that no rank can run ahead of the others. Point-to-point
+    # sends there and back between neighbors: two messages per run; the last of an odd number idles.
+    group, own, roots = (
+        level.group,
+        dist.get_group_rank(level.group, dist.get_rank()),
+        cycle(range(level.ranks)),
+    )
     part, parts = whole.new_zeros(whole.numel() // level.ranks), list(whole.chunk(level.ranks))
     other, peer = torch.empty_like(whole) if name == "all-to-all" else whole, own ^ 1
 
@@ -205,12 +251,16 @@ def _of(table: Mapping[str, tuple[int, ...]], device: torch.device) -> tuple[int
 
 
 def matmul_cells(device: torch.device, precision: str) -> Iterator[Cell]:
-    """Yield products of widths of which two are equal, in an order in which a short budget leaves every size."""
+    """Yield products of widths of which two are equal, in an order in which a short budget leaves
+    every size.
+    """
     widths = _of(WIDTHS, device)
     shapes = [(m, n, k) for m, n, k in product(widths, repeat=3) if len({m, n, k}) < 3]
     shapes.sort(key=lambda shape: (shape[0] * shape[1] * shape[2], shape))
     first = [shapes[0], shapes[len(shapes) // 2], shapes[-1]]
-    inwards = [shapes[place // 2 if place % 2 == 0 else -1 - place // 2] for place in range(len(shapes))]
+    inwards = [
+        shapes[place // 2 if place % 2 == 0 else -1 - place // 2] for place in range(len(shapes))
+    ]
     for m, n, k in dict.fromkeys(first + inwards):
         prepare = partial(_matmul, device, COMPUTE_TYPES[precision], m, n, k)
         yield Cell({"precision": precision, "m": m, "n": n, "k": k}, 2.0 * m * n * k, prepare)
@@ -223,7 +273,9 @@ def _matmul(device: torch.device, dtype: torch.dtype, m: int, n: int, k: int) ->
 
 
 def memory_cells(device: torch.device) -> Iterator[Cell]:
-    """Yield copy, a = b, and triad, a = b + s c, as in STREAM (McCalpin 1995); `bytes` are those read and written."""
+    """Yield copy, a = b, and triad, a = b + s c, as in STREAM (McCalpin 1995); `bytes` are those
+    read and written.
+    """
     for size in _of(STREAM_BYTES, device):
         for kernel, arrays in (("copy", 2), ("triad", 3)):
             moved, prepare = arrays * size, partial(_stream, device, kernel, size // 4)
@@ -252,7 +304,9 @@ def _layers(device: torch.device) -> Operation:
 
 
 def transfer_cells(device: torch.device) -> Iterator[Cell]:
-    """Yield transfers to the device and back, from pinned memory and pageable; none where the device is the host."""
+    """Yield transfers to the device and back, from pinned memory and pageable; none where the
+    device is the host.
+    """
     if device.type == "cpu":
         return
     for size, direction, pinned in product(TRANSFER_BYTES, ("to-device", "to-host"), (True, False)):
@@ -275,7 +329,9 @@ def measure(device: torch.device, seconds: float, ranks_per_node: int) -> dict[s
         "memory": [memory_cells(device)],
         "layer": [[Cell({"passes": passes}, float(passes), partial(_layers, device))]],
         "matmul": [matmul_cells(device, precision) for precision in COMPUTE_TYPES],
-        "collectives": [collective_cells(level, name, device) for level in reach for name in COLLECTIVES],
+        "collectives": [
+            collective_cells(level, name, device) for level in reach for name in COLLECTIVES
+        ],
         "transfers": [transfer_cells(device)],
     }
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in sections}
@@ -283,7 +339,9 @@ def measure(device: torch.device, seconds: float, ranks_per_node: int) -> dict[s
     for name, sweeps in sections.items():
         until_s = UNTIL[name] * seconds
         for number, cells in enumerate(sweeps, start=1):
-            rows[name] += clock.sweep(name, cells, from_s + number / len(sweeps) * (until_s - from_s))
+            rows[name] += clock.sweep(
+                name, cells, from_s + number / len(sweeps) * (until_s - from_s)
+            )
         from_s = until_s
     for row in rows["collectives"]:
         row["time_s"] /= 2 if row["collective"] == "point-to-point" else 1  # there and back

@@ -1,7 +1,8 @@
-"""One rank of a collective test: `python -P -m frontrunner.evaluators.trainer.collective_test`, its order on stdin.
+"""One rank of a collective test: `python -P -m frontrunner.evaluators.trainer.collective_test`, its
+order on stdin.
 
-Ranks do sums that are checked, rounds of work, all-reduces by size, and messages in pairs. Each writes its progress to
-a TCPStore held by the process that started rank 0, which the doctor reads.
+Ranks do sums that are checked, rounds of work, all-reduces by size, and messages in pairs. Each
+writes its progress to a TCPStore held by the process that started rank 0, which the doctor reads.
 """
 
 import datetime as dt
@@ -35,7 +36,9 @@ DONE = "done"
 SUM_VALUES = (1, 1000, 2**18)
 ROUNDS = 40
 CPU_WIDTH, ACCELERATOR_WIDTH = 384, 4096
-"""Of the matrix product between two collectives: some milliseconds on a core, or on an accelerator."""
+"""Of the matrix product between two collectives: some milliseconds on a core, or on an
+accelerator.
+"""
 SWEEP_S = 4.0
 CPU_PAIR_BYTES, ACCELERATOR_PAIR_BYTES = 2**22, 2**25
 PAIR_REPEATS = 11
@@ -62,7 +65,9 @@ class Order:
 
 
 class Progress:
-    """How far this rank is, written to the store by a thread twice per second. A rank whose store is gone exits."""
+    """How far this rank is, written to the store by a thread twice per second. A rank whose store
+    is gone exits.
+    """
 
     def __init__(self, order: Order) -> None:
         self.store = _connect(order)
@@ -72,7 +77,9 @@ class Progress:
         self._thread.start()
 
     def arrive(self) -> None:
-        """Write where this rank is, and wait until all have arrived; raise `DistStoreError` if they do not."""
+        """Write where this rank is, and wait until all have arrived; raise `DistStoreError` if they
+        do not.
+        """
         arrival = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -101,7 +108,9 @@ class Progress:
             count += 1
             try:
                 store.set(key(HEARTBEAT, self._order.rank), self._heartbeat(count))
-            except RuntimeError:  # as torch says that the store is gone, and with it whoever started this
+            except (
+                RuntimeError
+            ):  # as torch says that the store is gone, and with it whoever started this
                 os._exit(1)
 
     def _heartbeat(self, count: int) -> str:
@@ -114,7 +123,9 @@ def _connect(order: Order) -> Store:
 
 
 def _wrong_sums(order: Order, device: torch.device, progress: Progress) -> int:
-    """Return how many values of sums over all ranks are wrong: rank r adds r + 1, so n ranks make n (n + 1) / 2."""
+    """Return how many values of sums over all ranks are wrong: rank r adds r + 1, so n ranks make n
+    (n + 1) / 2.
+    """
     wrong = 0
     for count in SUM_VALUES:
         progress.step("adding up")
@@ -125,7 +136,9 @@ def _wrong_sums(order: Order, device: torch.device, progress: Progress) -> int:
 
 
 def _rounds_of_work(device: torch.device, progress: Progress) -> dict[str, list[float]]:
-    """Return seconds of the same work, and of the all-reduce after it, per round: a slow rank waits little."""
+    """Return seconds of the same work, and of the all-reduce after it, per round: a slow rank waits
+    little.
+    """
     width = CPU_WIDTH if device.type == "cpu" else ACCELERATOR_WIDTH
     left, token = torch.ones(width, width, device=device), torch.zeros(1, device=device)
     right, out = torch.ones_like(left), torch.empty_like(left)
@@ -155,10 +168,12 @@ def _bandwidths(order: Order, device: torch.device, progress: Progress) -> list[
 
 
 def partners(places: int, own: int) -> Iterator[int | None]:
-    """Yield the partner of one of `places` per turn, as in a round-robin tournament; None where it has none.
+    """Yield the partner of one of `places` per turn, as in a round-robin tournament; None where it
+    has none.
 
-    In turn t the places i and j with i + j = t (modulo the number of the others) meet, and the last one meets the place
-    for which i = j: every pair once in as many turns as there are others. An odd number gets an empty place.
+    In turn t the places i and j with i + j = t (modulo the number of the others) meet, and the last
+    one meets the place for which i = j: every pair once in as many turns as there are others. An
+    odd number gets an empty place.
     """
     even = places + places % 2
     others = even - 1
@@ -169,7 +184,9 @@ def partners(places: int, own: int) -> Iterator[int | None]:
 
 
 def _pairs(order: Order, device: torch.device, progress: Progress) -> Iterator[dict[str, object]]:
-    """Time a message and its reply with some ranks of the same node, then with the same place of some other nodes."""
+    """Time a message and its reply with some ranks of the same node, then with the same place of
+    some other nodes.
+    """
     per_node, nodes = order.local_world_size, order.world_size // order.local_world_size
     node, place = divmod(order.rank, per_node)
     size = CPU_PAIR_BYTES if device.type == "cpu" else ACCELERATOR_PAIR_BYTES

@@ -1,8 +1,10 @@
-"""Offload to a disk by DeepSpeed (ZeRO-Infinity, arXiv 2104.07857): its settings, its operator, the machine's limits.
+"""Offload to a disk by DeepSpeed (ZeRO-Infinity, arXiv 2104.07857): its settings, its operator, the
+machine's limits.
 
-DeepSpeed compiles its async_io operator at first use, in every rank, behind a lock file that a killed rank leaves for
-good. This module as a program compiles it once before any rank starts; one built with DeepSpeed (DS_BUILD_AIO=1) is
-DeepSpeed's to load. Importing this module imports neither deepspeed nor torch.
+DeepSpeed compiles its async_io operator at first use, in every rank, behind a lock file that a
+killed rank leaves for good. This module as a program compiles it once before any rank starts; one
+built with DeepSpeed (DS_BUILD_AIO=1) is DeepSpeed's to load. Importing this module imports neither
+deepspeed nor torch.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
 OPERATORS = ("pin_memory", "async_io")
 """In the order of loading: the second uses symbols of the first."""
 LEAST_GROUP = 2**20
-"""Elements that a rank's optimizer updates at a time, at the least: 4 MiB, so that small models reach the disk too."""
+"""Elements that a rank's optimizer updates at a time, at the least: 4 MiB, so that small models
+reach the disk too.
+"""
 
 _OPTIMIZER_BUFFERS = 4
 """Weights, gradients and AdamW's two states of one group."""
@@ -36,42 +40,61 @@ _CAP_IPC_LOCK = 14
 
 
 def check_disk(job: Job) -> None:
-    """Raise ValueError where this machine cannot offload to a disk: no operator, no room, or no memory to lock."""
+    """Raise ValueError where this machine cannot offload to a disk: no operator, no room, or no
+    memory to lock.
+    """
     disk = cast("Disk", job.disk)  # or the recipe is illegal
     if not is_installed() and not is_built(job.device):
         raise ValueError(
-            "offload nvme needs DeepSpeed's async_io operator, which is not built here; it is compiled when a campaign "
-            "is launched, which takes libaio-dev and g++ on Debian"
+            "offload nvme needs DeepSpeed's async_io operator, which is not built here; it is"
+            " compiled when a campaign is launched, which takes libaio-dev and g++ on Debian"
         )
     Path(disk.folder).mkdir(mode=0o700, exist_ok=True)
     free = shutil.disk_usage(disk.folder).free
     if free < disk.needed_bytes:
         raise ValueError(
-            f"offload nvme needs {_gib(disk.needed_bytes)} on {Path(disk.folder).parent}, which has {_gib(free)} free"
+            f"offload nvme needs {_gib(disk.needed_bytes)} on {Path(disk.folder).parent}, which has"
+            f" {_gib(free)} free"
         )
     limit, needed = _lockable_bytes(), _locked_bytes(job)
     if limit is not None and limit < needed:
         raise ValueError(
-            f"offload nvme locks {_gib(needed)} of memory a rank, and the limit is {_gib(limit)}: raise `ulimit -l`"
+            f"offload nvme locks {_gib(needed)} of memory a rank, and the limit is {_gib(limit)}:"
+            " raise `ulimit -l`"
         )
 
 
 def disk_settings(job: Job) -> dict[str, Any]:
-    """Return the part of DeepSpeed's `zero_optimization` that puts parameters and the optimizer on the disk."""
-    common = {"device": "nvme", "nvme_path": cast("Disk", job.disk).folder, "pin_memory": job.device != "cpu"}
+    """Return the part of DeepSpeed's `zero_optimization` that puts parameters and the optimizer on
+    the disk.
+    """
+    common = {
+        "device": "nvme",
+        "nvme_path": cast("Disk", job.disk).folder,
+        "pin_memory": job.device != "cpu",
+    }
     return {
         "sub_group_size": _group(job),
-        # Its reading ahead counts a parameter twice that is used twice in a row, as under full recompute, and asserts.
+        # Its reading ahead counts a parameter twice that is used twice in a row, as under full
+        # recompute, and asserts.
         "stage3_prefetch_bucket_size": 0,
         "offload_optimizer": common | {"buffer_count": _OPTIMIZER_BUFFERS},
         # By default up to 1e9 elements of the parameters would stay in memory.
-        "offload_param": common
-        | {"buffer_count": _PARAMETER_BUFFERS, "buffer_size": _largest_share(job), "max_in_cpu": 0},
+        "offload_param": (
+            common
+            | {
+                "buffer_count": _PARAMETER_BUFFERS,
+                "buffer_size": _largest_share(job),
+                "max_in_cpu": 0,
+            }
+        ),
     }
 
 
 def check_written(job: Job) -> None:
-    """Raise RuntimeError where the job's disk ran full: the operator then counts a write as done."""
+    """Raise RuntimeError where the job's disk ran full: the operator then counts a write as
+    done.
+    """
     if job.disk is None:
         return
     folder = Path(job.disk.folder)
@@ -83,14 +106,18 @@ def check_written(job: Job) -> None:
 
 
 def tensors_on_disk(optimizer: Any) -> dict[int, Tensor]:
-    """Return views of what DeepSpeed's ZeRO-3 optimizer moved to files, by the id of the tensor in its place."""
+    """Return views of what DeepSpeed's ZeRO-3 optimizer moved to files, by the id of the tensor in
+    its place.
+    """
     import torch
 
     swapper = getattr(optimizer, "optimizer_swapper", None)
     found: dict[int, Tensor] = {}
     for info in swapper.swap_params_info.values() if swapper is not None else ():
         for moved in info.tensors:
-            view = torch.from_file(moved.swap_path, shared=True, size=info.numel(), dtype=info.dtype())
+            view = torch.from_file(
+                moved.swap_path, shared=True, size=info.numel(), dtype=info.dtype()
+            )
             found[id(moved.compute_tensor)] = view
     return found
 
@@ -102,12 +129,16 @@ def _group(job: Job) -> int:
 
 def _largest_share(job: Job) -> int:
     model = job.model
-    rows = max(model.padded_vocabulary, model.ffn_hidden, model.hidden, model.q_hidden, job.sequence_length)
+    rows = max(
+        model.padded_vocabulary, model.ffn_hidden, model.hidden, model.q_hidden, job.sequence_length
+    )
     return -(-rows * model.hidden // job.recipe.data_parallel)
 
 
 def _locked_bytes(job: Job) -> int:
-    """Bound the page-locked memory of a rank: the optimizer's buffers in fp32, and one group of whole parameters."""
+    """Bound the page-locked memory of a rank: the optimizer's buffers in fp32, and one group of
+    whole parameters.
+    """
     largest_group = _group(job) + _largest_share(job)
     width = 4 if job.precision == "fp32" else 2
     parameters = _PARAMETER_BUFFERS * _largest_share(job) + job.recipe.data_parallel * largest_group
@@ -116,7 +147,9 @@ def _locked_bytes(job: Job) -> int:
 
 def _lockable_bytes() -> int | None:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    capabilities = int(_line(Path("/proc/self/status"), "CapEff:").removeprefix("CapEff:").strip() or "0", 16)
+    capabilities = int(
+        _line(Path("/proc/self/status"), "CapEff:").removeprefix("CapEff:").strip() or "0", 16
+    )
     return None if limit == resource.RLIM_INFINITY or capabilities >> _CAP_IPC_LOCK & 1 else limit
 
 
@@ -125,7 +158,9 @@ def _gib(size: int) -> str:
 
 
 def built_folder(device: str) -> Path:
-    """Return the folder of operators compiled for this processor, Python, torch, DeepSpeed and torch device."""
+    """Return the folder of operators compiled for this processor, Python, torch, DeepSpeed and
+    torch device.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     features = _line(Path("/proc/cpuinfo"), "flags", "Features")
     processor = f"{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:8]}"
@@ -176,7 +211,9 @@ def _library(folder: Path, name: str) -> Path:
     return folder / name / f"{name}.so"
 
 
-if __name__ == "__main__":  # compiles into TORCH_EXTENSIONS_DIR, for the accelerator that DS_ACCELERATOR names
+if (
+    __name__ == "__main__"
+):  # compiles into TORCH_EXTENSIONS_DIR, for the accelerator that DS_ACCELERATOR names
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     AsyncIOBuilder().load(verbose=True)

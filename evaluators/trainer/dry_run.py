@@ -1,11 +1,12 @@
 """Dry run of one rank: its real training step over fake tensors, its memory and FLOPs.
 
-`python -P -m frontrunner.evaluators.trainer.dry_run RANK MICRO_BATCHES`, a job on stdin, the trace on stdout. The
-engine which probes train with runs over a fake process group of the recipe's full size: tensors have no data,
-collectives return at once. A ledger sees each operator through a mode of torch's dispatcher.
+`python -P -m frontrunner.evaluators.trainer.dry_run RANK MICRO_BATCHES`, a job on stdin, the trace
+on stdout. The engine which probes train with runs over a fake process group of the recipe's full
+size: tensors have no data, collectives return at once. A ledger sees each operator through a mode
+of torch's dispatcher.
 
-What is changed in torch is made for 2.13, without a pipeline also for 2.11, and stays for the life of the process,
-which traces one rank and ends.
+What is changed in torch is made for 2.13, without a pipeline also for 2.11, and stays for the life
+of the process, which traces one rank and ends.
 """
 
 from __future__ import annotations
@@ -48,7 +49,15 @@ from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES, LossScale, l
 from frontrunner.evaluators.trainer.torch_engine import make_stepper
 
 _CPU = torch.device("cpu")
-_MESH_METHODS = ("__init__", "_concatenate", "_flatten", "_unflatten", "__getitem__", "_get_root_mesh", "mesh")
+_MESH_METHODS = (
+    "__init__",
+    "_concatenate",
+    "_flatten",
+    "_unflatten",
+    "__getitem__",
+    "_get_root_mesh",
+    "mesh",
+)
 _FLASH_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 _GROUPED_PRODUCTS = getattr(torch.ops.aten, "_grouped_mm", None)
@@ -60,10 +69,10 @@ _READ_SCALAR = torch.ops.aten._local_scalar_dense.default
 class Category(StrEnum):
     """Purpose of a storage.
 
-    `GRADIENTS` are the parameters', wherever they lie, and those of activations on their way to another stage.
-    `ACTIVATIONS` are what a forward pass leaves behind, one that is run again included, and the batch's tokens.
-    `PIPELINE_BUFFERS` receive from other stages: torch keeps one for each micro-batch of a step.
-    `TEMPORARY` is what goes before the pass that made it ends.
+    `GRADIENTS` are the parameters', wherever they lie, and those of activations on their way to
+    another stage. `ACTIVATIONS` are what a forward pass leaves behind, one that is run again
+    included, and the batch's tokens. `PIPELINE_BUFFERS` receive from other stages: torch keeps one
+    for each micro-batch of a step. `TEMPORARY` is what goes before the pass that made it ends.
     """
 
     PARAMETERS = "parameters"
@@ -85,7 +94,9 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class _Run:
-    """One run of a phase: its backward pass of autograd (-1: none), and the change at which it ended."""
+    """One run of a phase: its backward pass of autograd (-1: none), and the change at which it
+    ended.
+    """
 
     phase: Phase
     task: int
@@ -106,7 +117,9 @@ class Ledger:
 
     def __init__(self) -> None:
         self._live: dict[int, _Entry] = {}  # by the storage's address
-        self._changes: list[tuple[_Entry, int]] = []  # bytes more or fewer, in the order in which they came
+        self._changes: list[
+            tuple[_Entry, int]
+        ] = []  # bytes more or fewer, in the order in which they came
         self._start = 0
         self._runs: list[_Run] = []  # the run that goes on, above the one that it interrupts
 
@@ -133,13 +146,19 @@ class Ledger:
 
     def label(self, tensors: Iterable[Tensor] | None, category: Category) -> None:
         """Label the storages of these tensors, or of all that live, that have no category yet."""
-        addresses = self._live if tensors is None else [local(tensor).untyped_storage()._cdata for tensor in tensors]
+        addresses = (
+            self._live
+            if tensors is None
+            else [local(tensor).untyped_storage()._cdata for tensor in tensors]
+        )
         for entry in map(self._live.get, addresses):
             if entry is not None and entry.category is None:
                 entry.category = category
 
     def enter(self, phase: Phase | None, task: int = -1) -> None:
-        """Switch to a phase of the backward pass `task`, which recomputation interrupts and does not end."""
+        """Switch to a phase of the backward pass `task`, which recomputation interrupts and does
+        not end.
+        """
 
         def goes_on(run: _Run) -> bool:
             interrupted = run.phase is Phase.BACKWARD and phase is Phase.RECOMPUTE
@@ -185,11 +204,15 @@ class Ledger:
             entry.size = size
 
 
-def flops(operator: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> tuple[int, int]:
-    """Return (FLOPs, those that compute something again) of one call of an operator; a multiply-add is two.
+def flops(
+    operator: Any, arguments: tuple[Any, ...], options: dict[str, Any], output: Any
+) -> tuple[int, int]:
+    """Return (FLOPs, those that compute something again) of one call of an operator; a multiply-add
+    is two.
 
-    Attention is counted over the whole sequence, without credit for the causal mask. The backward pass of flash
-    attention computes the scores a second time: one of its five matrix products (arXiv 2205.14135, algorithm 4).
+    Attention is counted over the whole sequence, without credit for the causal mask. The backward
+    pass of flash attention computes the scores a second time: one of its five matrix products
+    (arXiv 2205.14135, algorithm 4).
     """
     packet = operator._overloadpacket
     if packet is _FLASH_FORWARD:
@@ -197,9 +220,19 @@ def flops(operator: Any, arguments: tuple[Any, ...], options: dict[str, Any], ou
     if packet is _FLASH_BACKWARD:
         products = _attention(*arguments[1:4]) // 2
         return 5 * products, products
-    if packet is _GROUPED_PRODUCTS:  # rows sorted by group, or a matrix for each group, or both the other way round
+    if (
+        packet is _GROUPED_PRODUCTS
+    ):  # rows sorted by group, or a matrix for each group, or both the other way round
         first, second = arguments[:2]
-        return 2 * (first.numel() * second.shape[-1] if first.dim() == 2 else second.numel() * first.shape[-2]), 0
+        return (
+            2
+            * (
+                first.numel() * second.shape[-1]
+                if first.dim() == 2
+                else second.numel() * first.shape[-2]
+            ),
+            0,
+        )
     formula: Callable[..., int] | None = flop_registry.get(packet)
     return (0, 0) if formula is None else (formula(*arguments, **options, out_val=output), 0)
 
@@ -220,7 +253,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # a wrapper, as a DTensor is: what it does locally comes here by itself
+            # A wrapper, as a DTensor is: what it does locally comes here by itself
+            return NotImplemented
         options = kwargs or {}
         if func is _READ_SCALAR and isinstance(args[0], FakeTensor):
             return 1  # no fake tensor has a value, and this is one that a count of steps can have
@@ -267,14 +301,20 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _around(owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
-    """Have the decorated function called in place of the owner's, with the plain one as its first argument."""
+    """Have the decorated function called in place of the owner's, with the plain one as its first
+    argument.
+    """
 
     def change(function: Callable[..., Any]) -> None:
         for name in names:
-            found = inspect.getattr_static(owner, name, None)  # versions of torch do not all have the same
+            found = inspect.getattr_static(
+                owner, name, None
+            )  # versions of torch do not all have the same
             plain = getattr(found, "__func__", None) or getattr(found, "fget", found)
             if plain is not None:
-                wrapped = functools.wraps(plain)(lambda *args, _of=plain, **options: function(_of, *args, **options))
+                wrapped = functools.wraps(plain)(
+                    lambda *args, _of=plain, **options: function(_of, *args, **options)
+                )
                 is_plain = not isinstance(found, staticmethod | classmethod | property)
                 setattr(owner, name, wrapped if is_plain else type(found)(wrapped))
 
@@ -282,14 +322,18 @@ def _around(owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
 
 
 def _even_shares(_plain: Any, counts: Tensor, *, rows: int) -> list[Any]:
-    """Give each expert, and each rank that holds some, its share of the tokens, wherever they would really go."""
+    """Give each expert, and each rank that holds some, its share of the tokens, wherever they would
+    really go.
+    """
     size, remainder = divmod(rows, counts.shape[-1])
     shares = [size + (place < remainder) for place in range(counts.shape[-1])]
     return [shares] * counts.shape[0] if counts.dim() > 1 else shares
 
 
 def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:  # noqa: C901 - a list of changes
-    """Change torch for a trace under `mode` of `job`, whose recipe is the real one, with all of its micro-batches."""
+    """Change torch for a trace under `mode` of `job`, whose recipe is the real one, with all of its
+    micro-batches.
+    """
 
     @_around(torch_engine, "initialize")
     def _(*_: Any, **_options: Any) -> None:
@@ -325,7 +369,11 @@ def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:  # noqa
     @_around(FSDPParamGroup, "post_backward")
     def _(plain: Any, group: FSDPParamGroup, *args: Any) -> Any:
         whole = (getattr(parameter, "_unsharded_param", None) for parameter in group.fsdp_params)
-        gradients = [parameter.grad for parameter in whole if parameter is not None and parameter.grad is not None]
+        gradients = [
+            parameter.grad
+            for parameter in whole
+            if parameter is not None and parameter.grad is not None
+        ]
         watch.ledger.label(gradients, Category.GRADIENTS)
         with watch.purpose(Category.GRADIENTS):
             return plain(group, *args)
@@ -343,10 +391,12 @@ def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:  # noqa
 
 
 def _run_as_on(device: torch.device) -> None:
-    """Have operators keep what they keep on an accelerator: an RMS norm its input and a number per row.
+    """Have operators keep what they keep on an accelerator: an RMS norm its input and a number per
+    row.
 
-    Where a device has a kernel torch records one operation, else those of a decomposition, which keeps three fp32
-    copies: registering any kernel for the CPU is enough, and of fake tensors torch asks only for shapes.
+    Where a device has a kernel torch records one operation, else those of a decomposition, which
+    keeps three fp32 copies: registering any kernel for the CPU is enough, and of fake tensors torch
+    asks only for shapes.
     """
     for name in _FUSED_NORMS:
         packet = getattr(torch.ops.aten, name, None)
@@ -366,7 +416,8 @@ def _prepare_pipelines(job: Job, watch: Watch) -> None:
         extract_tensor_meta,
     )
 
-    # Stages send each other the shapes of what they will send, after a vote in tensors whose values are read.
+    # Stages send each other the shapes of what they will send, after a vote in tensors whose values
+    # are read.
     @_around(_PipelineSchedule, "_warmup_p2p")
     def _(_plain: Any, _schedule: _PipelineSchedule, stages: list[PipelineStage], *_: Any) -> None:
         for stage in stages:
@@ -375,7 +426,9 @@ def _prepare_pipelines(job: Job, watch: Watch) -> None:
     @_around(PipelineStage, "_recv_meta")
     def _(_plain: Any, stage: PipelineStage, source: int) -> _StageForwardMeta | _StageBackwardMeta:
         recipe = job.recipe
-        shards = recipe.context_parallel * (recipe.tensor_parallel if recipe.sequence_parallel else 1)
+        shards = recipe.context_parallel * (
+            recipe.tensor_parallel if recipe.sequence_parallel else 1
+        )
         shape = recipe.micro_batch_seqs, job.sequence_length // shards, job.model.hidden
         example = torch.empty(shape, dtype=COMPUTE_TYPES[job.precision], device=stage.device)
         if source < stage.stage_index:
@@ -403,7 +456,8 @@ def _prepare_pipelines(job: Job, watch: Watch) -> None:
 def trace(job: Job, *, rank: int, micro_batches: int) -> dict[str, Any]:
     """Trace a step of `rank`, of `micro_batches` instead of all.
 
-    Return what lives at the step's peak by category, and the FLOPs of all micro-batches by phase, as plain JSON.
+    Return what lives at the step's peak by category, and the FLOPs of all micro-batches by phase,
+    as plain JSON.
     """
     start = time.monotonic()
     check_job(job, world_size=job.recipe.devices)
@@ -417,16 +471,24 @@ def trace(job: Job, *, rank: int, micro_batches: int) -> dict[str, Any]:
     layout = make_layout(traced.recipe, device_type="cpu")
 
     def fake_batch(_step: int, **_: Any) -> Batch:
-        """Return the sequences that are traced, of a batch that occupies what a whole step's does."""
-        whole, used = (job.recipe.micro_batch_seqs * count for count in (all_micro_batches, micro_batches))
+        """Return the sequences that are traced, of a batch that occupies what a whole step's
+        does.
+        """
+        whole, used = (
+            job.recipe.micro_batch_seqs * count for count in (all_micro_batches, micro_batches)
+        )
         with watch.purpose(Category.ACTIVATIONS):
-            inputs, targets = (torch.empty(whole, job.sequence_length, dtype=torch.int64)[:used] for _ in range(2))
+            inputs, targets = (
+                torch.empty(whole, job.sequence_length, dtype=torch.int64)[:used] for _ in range(2)
+            )
         return Batch(inputs=inputs, targets=targets)
 
     with mode, watch:
         data = cast("Tokens", SimpleNamespace(training_batch=fake_batch))
         stepper = make_stepper(traced, layout, data, _CPU)
-        stepper.scale = LossScale("fp32", _CPU)  # whether a gradient overflowed stands in no fake tensor
+        stepper.scale = LossScale(
+            "fp32", _CPU
+        )  # whether a gradient overflowed stands in no fake tensor
         watch.ledger.label(None, Category.PARAMETERS)
         make_states(stepper.optimizer)
         kept = (value for state in stepper.optimizer.state.values() for value in state.values())
@@ -437,12 +499,16 @@ def trace(job: Job, *, rank: int, micro_batches: int) -> dict[str, Any]:
     return {
         "rank": rank,
         "memory_bytes": {str(category): size for category, size in watch.ledger.peak().items()},
-        "flops": {str(phase): watch.flops[phase] * all_micro_batches // micro_batches for phase in Phase},
+        "flops": {
+            str(phase): watch.flops[phase] * all_micro_batches // micro_batches for phase in Phase
+        },
         "trace_time_s": time.monotonic() - start,
     }
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    seen = trace(Job.from_json(sys.stdin.read()), rank=int(sys.argv[1]), micro_batches=int(sys.argv[2]))
+    seen = trace(
+        Job.from_json(sys.stdin.read()), rank=int(sys.argv[1]), micro_batches=int(sys.argv[2])
+    )
     sys.stdout.write(json.dumps(seen) + "\n")

@@ -23,7 +23,11 @@ from frontrunner.evaluators.trainer.training_run import run_training
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
 _LATE_IMPORTS = {
-    "torch": ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.tensor.experimental"),
+    "torch": (
+        "torch._dynamo",
+        "torch.distributed.checkpoint",
+        "torch.distributed.tensor.experimental",
+    ),
     "deepspeed": (
         "deepspeed",
         "deepspeed.pipe",
@@ -35,11 +39,15 @@ _LATE_IMPORTS = {
         "torch._inductor.compile_fx",
     ),
 }
-"""What is imported only at first use, inside the first probe's build and first step: seconds of a cold start."""
+"""What is imported only at first use, inside the first probe's build and first step: seconds of a
+cold start.
+"""
 
 
 def preload(engines: Sequence[str] = ("torch",)) -> None:
-    """Import every heavy module that a rank of these engines uses; start no thread, and touch no accelerator."""
+    """Import every heavy module that a rank of these engines uses; start no thread, and touch no
+    accelerator.
+    """
     for engine in dict.fromkeys(("torch", *engines)):
         for name in _LATE_IMPORTS[engine]:
             import_module(name)
@@ -48,7 +56,9 @@ def preload(engines: Sequence[str] = ("torch",)) -> None:
 
 
 def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_rank: int) -> None:
-    """Be rank `rank` of the job; one that fails ends at once, since an orderly exit would wait for its peers."""
+    """Be rank `rank` of the job; one that fails ends at once, since an orderly exit would wait for
+    its peers.
+    """
     folder, start, phases = Path(job.run_folder), time.monotonic(), ["starting"]
     error_path = folder / f"rank-{rank}.error.json"
     try:
@@ -66,7 +76,8 @@ def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_ra
             rank=rank,
             world_size=world_size,
             timeout=dt.timedelta(seconds=job.collective_timeout_s),
-            # Known, an accelerator's ranks connect once, now, and every further group is split off from that.
+            # Known, an accelerator's ranks connect once, now, and every further group is split off
+            # from that.
             device_id=None if device.type == "cpu" else device,
         )
         _run(job, rank, device, start, phases)
@@ -92,14 +103,20 @@ def _run(job: Job, rank: int, device: torch.device, start: float, phases: list[s
     log_path = Path(job.run_folder) / "progress.jsonl" if rank == 0 else None
     # A probe is always a new run; a training run may be the continuation of one.
     log = run.ProgressLog(log_path, append=job.mode == "train")
-    make_stepper = import_module(f"frontrunner.evaluators.trainer.{job.recipe.engine}_engine").make_stepper
+    make_stepper = import_module(
+        f"frontrunner.evaluators.trainer.{job.recipe.engine}_engine"
+    ).make_stepper
     layout = make_layout(job.recipe, device_type=job.device)
     data = tokens_of(job)
     stepper: run.Stepper = make_stepper(job, layout, data, device)
-    dist.all_reduce(torch.zeros(1, device=device))  # so that no step's time holds another rank's build
+    dist.all_reduce(
+        torch.zeros(1, device=device)
+    )  # so that no step's time holds another rank's build
     stepper.telemetry.built()
     build_time_s = time.monotonic() - start
-    context = run.RunContext(job=job, rank=rank, stepper=stepper, log=log, build_time_s=build_time_s)
+    context = run.RunContext(
+        job=job, rank=rank, stepper=stepper, log=log, build_time_s=build_time_s
+    )
     log.write("built", time_s=build_time_s)
     gc.collect()
     gc.freeze()  # what is there by now stays: later collections need not look at it
@@ -114,7 +131,9 @@ def _run(job: Job, rank: int, device: torch.device, start: float, phases: list[s
 
 
 def main() -> None:
-    """Run the job file named on the command line; rank and world size come from torchrun's environment."""
+    """Run the job file named on the command line; rank and world size come from torchrun's
+    environment.
+    """
     if len(sys.argv) != 2:
         sys.exit("usage: python -P -m frontrunner.evaluators.trainer JOB.json")
     try:

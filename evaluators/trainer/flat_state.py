@@ -1,4 +1,5 @@
-"""What the DeepSpeed engine's checkpoints state of their flat, unnamed tensors: of which parameters they are.
+"""What the DeepSpeed engine's checkpoints state of their flat, unnamed tensors: of which parameters
+they are.
 
 Importing this module imports no torch.
 """
@@ -10,13 +11,17 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple, Self
 
 LAYOUT = ".layout"
-"""Ends the name of the uint8 tensor, JSON, that describes the weights whose names begin as its own."""
+"""Ends the name of the uint8 tensor, JSON, that describes the weights whose names begin as its
+own.
+"""
 
 
 class StatePart(NamedTuple):
-    """Elements of a parameter, of this shape on its tensor-parallel rank, that lie in a flat tensor of weights.
+    """Elements of a parameter, of this shape on its tensor-parallel rank, that lie in a flat tensor
+    of weights.
 
-    They are from the flat parameter's element `first` on, and from the element `place` of tensor `number` on.
+    They are from the flat parameter's element `first` on, and from the element `place` of tensor
+    `number` on.
     """
 
     name: str

@@ -1,8 +1,9 @@
 """Load on a rank's processors and device by processes that are not its campaign's.
 
-Ours are the rank's parent, a fork server or launcher, with all that descends from it, and that one's parent, the driver
-or the node's agent. Of a driver that runs on a node of its own probes all that descends from it is ours too.
-Nothing here fails a run: what a kernel or a driver does not state is unknown.
+Ours are the rank's parent, a fork server or launcher, with all that descends from it, and that
+one's parent, the driver or the node's agent. Of a driver that runs on a node of its own probes all
+that descends from it is ours too. Nothing here fails a run: what a kernel or a driver does not
+state is unknown.
 """
 
 import math
@@ -24,7 +25,9 @@ MOST_NAMED = 2
 
 
 class Process(NamedTuple):
-    """A process, with the seconds that it and its children that have ended ran; `cpu` is where it ran last."""
+    """A process, with the seconds that it and its children that have ended ran; `cpu` is where it
+    ran last.
+    """
 
     parent: int
     name: str
@@ -35,10 +38,12 @@ class Process(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Counters at one moment: of this rank's processors, of its threads, and of the processes that it can see.
+    """Counters at one moment: of this rank's processors, of its threads, and of the processes that
+    it can see.
 
-    `waited_s` is how long its threads were ready and waited for a processor, `throttled_s` how long a quota of its
-    control group held that up. `stolen_s` are the processors' seconds that a hypervisor gave to others.
+    `waited_s` is how long its threads were ready and waited for a processor, `throttled_s` how long
+    a quota of its control group held that up. `stolen_s` are the processors' seconds that a
+    hypervisor gave to others.
     """
 
     at_s: float
@@ -52,7 +57,9 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What happened between two readings; `foreign_s` are the seconds for which others used the rank's processors."""
+    """What happened between two readings; `foreign_s` are the seconds for which others used the
+    rank's processors.
+    """
 
     host: str
     cpus: frozenset[int]
@@ -69,7 +76,11 @@ def read() -> Reading | None:
         cpus = frozenset(os.sched_getaffinity(0))
         lines = (_PROC / "stat").read_text(encoding="ascii").splitlines()
         counts = [line.split() for line in lines if line.startswith("cpu") and line[3].isdigit()]
-        own = [[int(ticks) / _TICKS_PER_S for ticks in one[1:]] for one in counts if int(one[0][3:]) in cpus]
+        own = [
+            [int(ticks) / _TICKS_PER_S for ticks in one[1:]]
+            for one in counts
+            if int(one[0][3:]) in cpus
+        ]
         if len(own) < len(cpus):
             return None
         return Reading(
@@ -86,10 +97,14 @@ def read() -> Reading | None:
 
 
 def _waited_s() -> float:
-    waited_ns = int((_PROC / "self" / "schedstat").read_text(encoding="ascii").split()[1])  # of the first thread
+    waited_ns = int(
+        (_PROC / "self" / "schedstat").read_text(encoding="ascii").split()[1]
+    )  # of the first thread
     for file in _PROC.glob("self/task/*/schedstat"):
         with suppress(OSError):  # the thread has ended
-            waited_ns += int(file.read_text(encoding="ascii").split()[1]) * (file.parent.name != str(os.getpid()))
+            waited_ns += int(file.read_text(encoding="ascii").split()[1]) * (
+                file.parent.name != str(os.getpid())
+            )
     return waited_ns / 1e9
 
 
@@ -98,16 +113,24 @@ def _processes() -> Iterable[tuple[int, Process]]:
         if not folder.name.isdigit():
             continue
         with suppress(OSError):  # gone
-            _, _, rest = (folder / "stat").read_text(encoding="utf-8", errors="replace").partition("(")
+            _, _, rest = (
+                (folder / "stat").read_text(encoding="utf-8", errors="replace").partition("(")
+            )
             name, _, rest = rest.rpartition(")")
-            name = "".join(one if one.isprintable() else "?" for one in name)  # which any user may choose
+            name = "".join(
+                one if one.isprintable() else "?" for one in name
+            )  # which any user may choose
             fields = rest.split()
-            ran, ended = (sum(map(int, fields[first : first + 2])) / _TICKS_PER_S for first in (11, 13))
+            ran, ended = (
+                sum(map(int, fields[first : first + 2])) / _TICKS_PER_S for first in (11, 13)
+            )
             yield int(folder.name), Process(int(fields[1]), name, ran, ended, int(fields[36]))
 
 
 def throttled_s() -> float:
-    """Return for how long quotas of this process's control groups (version 2) have held it, on all processors."""
+    """Return for how long quotas of this process's control groups (version 2) have held it, on all
+    processors.
+    """
     total_us = 0
     with suppress(OSError, StopIteration):
         groups = (_PROC / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
@@ -135,16 +158,23 @@ def ours(processes: Mapping[int, Process], parent: int) -> set[int]:
 
 
 def between(before: Reading | None, after: Reading | None, parent: int) -> Load | None:
-    """Return the load between two readings of a rank that is a child of `parent`; None where one is unknown."""
+    """Return the load between two readings of a rank that is a child of `parent`; None where one is
+    unknown.
+    """
     if before is None or after is None or before.cpus != after.cpus:
         return None
     elapsed_s, cpus = after.at_s - before.at_s, after.cpus
     own = [
-        sum(one.ran_s + one.ended_s for pid, one in processes.items() if pid in ours(processes, parent))
+        sum(
+            one.ran_s + one.ended_s
+            for pid, one in processes.items()
+            if pid in ours(processes, parent)
+        )
         for processes in (before.processes, after.processes)
     ]
     busy_s = elapsed_s * len(cpus) - (after.idle_s - before.idle_s)
-    # Each processor's counters are rounded down to a tick, twice, and such errors mostly cancel out.
+    # Each processor's counters are rounded down to a tick, twice, and such errors mostly cancel
+    # out.
     foreign_s = max(0.0, busy_s - max(0.0, own[1] - own[0]) - math.sqrt(len(cpus)) / _TICKS_PER_S)
     waited_s = after.waited_s - before.waited_s - (after.throttled_s - before.throttled_s)
     return Load(
@@ -170,16 +200,20 @@ def _most_active(before: Reading, after: Reading, parent: int, least_s: float) -
 
 def named(pids: Sequence[int], processes: Mapping[int, Process]) -> str:
     """Return processes by name and id: `python 4711, cc1 4712 and 3 more`."""
-    known = [f"{processes[pid].name} {pid}" if pid in processes else f"process {pid}" for pid in pids[:MOST_NAMED]]
+    known = [
+        f"{processes[pid].name} {pid}" if pid in processes else f"process {pid}"
+        for pid in pids[:MOST_NAMED]
+    ]
     return ", ".join(known) + (f" and {more} more" if (more := len(pids) - MOST_NAMED) > 0 else "")
 
 
 def foreign_load(loads: Sequence[Load | None]) -> dict[str, Any]:
-    """Return a result's keys about the processors, of all ranks; None where the load of one is not known.
+    """Return a result's keys about the processors, of all ranks; None where the load of one is not
+    known.
 
-    A rank's share is of the time between its readings: for that long it was ready and waited for a processor that
-    others used. Ranks may wait for one another as well, so of the waiting of all ranks on the same processors at most
-    the seconds that others used there count.
+    A rank's share is of the time between its readings: for that long it was ready and waited for a
+    processor that others used. Ranks may wait for one another as well, so of the waiting of all
+    ranks on the same processors at most the seconds that others used there count.
     """
     known = [load for load in loads if load is not None]
     if len(known) < len(loads):

@@ -1,7 +1,7 @@
 """The job file: everything that the ranks of one training run need to know, as frozen values.
 
-Reading is strict: an unknown key, a missing key or a value of another type raises ValueError with the key's full name.
-Importing this module imports neither torch nor numpy.
+Reading is strict: an unknown key, a missing key or a value of another type raises ValueError with
+the key's full name. Importing this module imports neither torch nor numpy.
 """
 
 import json
@@ -25,18 +25,24 @@ from frontrunner.spaces.recipe import Recipe
 VERSION = 2
 
 STOP = "stop"
-"""A file in the run folder: once it is not empty, a full training run stores a checkpoint and ends."""
+"""A file in the run folder: once it is not empty, a full training run stores a checkpoint and
+ends.
+"""
 STEP_RANGE = "frontrunner::step"
 DATA_RANGE = "frontrunner::data"
 WAIT_RANGE = "frontrunner::wait"
-"""Names in a profiler's trace: each step, reading its batch, and waiting for a collective from Python."""
+"""Names in a profiler's trace: each step, reading its batch, and waiting for a collective from
+Python.
+"""
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """The optimizer and its constants. `gradient_clip_norm` is the largest global 2-norm allowed, or None."""
+    """The optimizer and its constants. `gradient_clip_norm` is the largest global 2-norm allowed,
+    or None.
+    """
 
     name: Literal["adamw", "sgd"]
     learning_rate: float
@@ -50,7 +56,9 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Disk:
-    """Where offload to a disk keeps its files, a folder for this run alone, and the most that they take."""
+    """Where offload to a disk keeps its files, a folder for this run alone, and the most that they
+    take.
+    """
 
     folder: str
     needed_bytes: int
@@ -58,7 +66,9 @@ class Disk:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """A flat file of token ids; a relative path is taken from the run folder. See `data.TokenFile`."""
+    """A flat file of token ids; a relative path is taken from the run folder. See
+    `data.TokenFile`.
+    """
 
     path: str
     dtype: Literal["uint16", "uint32"]
@@ -68,7 +78,9 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """When a probe ends early: see `step_time_stats.ending`; `stop_after_s` is from the rank's start."""
+    """When a probe ends early: see `step_time_stats.ending`; `stop_after_s` is from the rank's
+    start.
+    """
 
     min_measured_steps: int
     precision: float
@@ -78,7 +90,9 @@ class Adaptive:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Steps of a probe: warm-up, timed apart, and measured; an adaptive one takes at most that many."""
+    """Steps of a probe: warm-up, timed apart, and measured; an adaptive one takes at most that
+    many.
+    """
 
     warm_up_steps: int
     measured_steps: int
@@ -87,7 +101,9 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Steps after a probe's, under torch's profiler (one more warms it up) and under pyinstrument (0 for none)."""
+    """Steps after a probe's, under torch's profiler (one more warms it up) and under pyinstrument
+    (0 for none).
+    """
 
     traced_steps: int
     sampled_steps: int
@@ -95,7 +111,9 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """How long and how a full training run trains. `steps` counts from the very first start, not from a resume."""
+    """How long and how a full training run trains. `steps` counts from the very first start, not
+    from a resume.
+    """
 
     steps: int
     warm_up_steps: int
@@ -109,7 +127,9 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One training run, as every rank of it reads it; of several token files the first is `data`."""
+    """One training run, as every rank of it reads it; of several token files the first is
+    `data`.
+    """
 
     version: int
     mode: Literal["probe", "train"]
@@ -139,7 +159,9 @@ class Job:
             raise ValueError(f"job.version is {version}, this trainer reads version {VERSION}")
         job = typing.cast("Self", read_plain(cls, table, "job"))
         if flags := [one.name for one in job.recipe.custom if one.flag is not None]:
-            raise ValueError(f"custom knob {flags[0]} is an argument of another trainer: this one takes none")
+            raise ValueError(
+                f"custom knob {flags[0]} is an argument of another trainer: this one takes none"
+            )
         if getattr(job, job.mode) is None:
             raise ValueError(f"job.mode is {job.mode!r}, so job.{job.mode} must not be null")
         return job
@@ -151,13 +173,19 @@ class Job:
 
 
 def complete_steps(folder: Path) -> list[int]:
-    """Return the steps of the complete checkpoints in a folder of checkpoints, in ascending order."""
+    """Return the steps of the complete checkpoints in a folder of checkpoints, in ascending
+    order.
+    """
     # What torch writes last, under another name first.
-    return sorted(int(path.parent.name.removeprefix("step-")) for path in folder.glob("step-*/.metadata"))
+    return sorted(
+        int(path.parent.name.removeprefix("step-")) for path in folder.glob("step-*/.metadata")
+    )
 
 
 def check_job(job: Job, *, world_size: int) -> None:
-    """Raise ValueError, with the numbers, where the job asks for what its engine or this machine cannot do."""
+    """Raise ValueError, with the numbers, where the job asks for what its engine or this machine
+    cannot do.
+    """
     recipe, batch = job.recipe, job.recipe.global_batch_seqs
     if recipe.devices != world_size:
         raise ValueError(f"the recipe needs {recipe.devices} ranks, but {world_size} were started")
@@ -172,7 +200,9 @@ def check_job(job: Job, *, world_size: int) -> None:
             devices_per_node=of_node,
             memory_gib_per_device=1.0,
             nvme_path=job.disk.folder if job.disk is not None else None,
-            peak_tflops=ByPrecision(fp8=1.0),  # whether the device has such products, the campaign has judged
+            peak_tflops=ByPrecision(
+                fp8=1.0
+            ),  # whether the device has such products, the campaign has judged
             mxfp8=True,
         ),
         sequence_length=job.sequence_length,
@@ -183,20 +213,31 @@ def check_job(job: Job, *, world_size: int) -> None:
     reason = why_illegal(recipe, problem)
     if reason is not None:
         raise ValueError(f"{recipe.describe()}: {reason}")
-    if recipe.compile and job.device == "cpu" and shutil.which(os.environ.get("CXX", "g++")) is None:
-        raise ValueError("compile needs a C++ compiler on a CPU, and there is none (g++, or what CXX names)")
+    if (
+        recipe.compile
+        and job.device == "cpu"
+        and shutil.which(os.environ.get("CXX", "g++")) is None
+    ):
+        raise ValueError(
+            "compile needs a C++ compiler on a CPU, and there is none (g++, or what CXX names)"
+        )
     if recipe.fp8 == "mxfp8" and job.device != "cpu":
         import torch
 
         capability = ".".join(map(str, torch.cuda.get_device_capability()))
         if not capability.startswith("10."):  # what torchao's kernels are built for
             name = torch.cuda.get_device_name()
-            raise ValueError(f"fp8 mxfp8 needs a device of compute capability 10 (Blackwell): {name} has {capability}")
+            raise ValueError(
+                f"fp8 mxfp8 needs a device of compute capability 10 (Blackwell): {name} has"
+                f" {capability}"
+            )
     if recipe.compile and job.device != "cpu":
         from torch.utils._triton import has_triton
 
         if not has_triton():
-            raise ValueError(f"compile needs Triton on device {job.device!r}, and there is none that works")
+            raise ValueError(
+                f"compile needs Triton on device {job.device!r}, and there is none that works"
+            )
     if recipe.engine == "deepspeed" and find_spec("deepspeed") is None:
         raise ValueError(f"deepspeed is not installed; run: {installing('deepspeed')}")
     if recipe.offload == "nvme":

@@ -1,4 +1,6 @@
-"""Where each rank stands in the grid of parallelism, and the ranks with which it shares states and sequences."""
+"""Where each rank stands in the grid of parallelism, and the ranks with which it shares states and
+sequences.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -21,18 +23,22 @@ _DIMENSIONS = ("pipeline", "replicate", "shard", "tensor")
 _SEQUENCES = ("pipeline", "replica", "context", "tensor")
 # The ranks of a stage by the experts that they hold.
 _EXPERTS = ("pipeline", "expert_replicas", "experts", "expert_tensor")
-# In the order in which a parameter is cut: what one dimension leaves to a rank, the next one cuts further.
+# In the order in which a parameter is cut: what one dimension leaves to a rank, the next one cuts
+# further.
 _LEVELS = ("pipeline", "tensor", "parameters", "gradients", "optimizer")
 
 
 class ContextRanks:
-    """Context parallelism: the ranks of one replica each hold S / c neighboring positions of its sequences.
+    """Context parallelism: the ranks of one replica each hold S / c neighboring positions of its
+    sequences.
 
-    Everything but attention looks at one position at a time. For attention an all-to-all gives each rank whole
-    sequences of a share of the heads, and another brings the outcome back, as in DeepSpeed-Ulysses (arXiv 2309.14509).
-    Query, key and value travel in one message; with fewer key-value heads than ranks each head is sent to several.
+    Everything but attention looks at one position at a time. For attention an all-to-all gives each
+    rank whole sequences of a share of the heads, and another brings the outcome back, as in
+    DeepSpeed-Ulysses (arXiv 2309.14509). Query, key and value travel in one message; with fewer
+    key-value heads than ranks each head is sent to several.
 
-    Shapes: B sequences, S tokens of a whole sequence, c context ranks, H heads of this tensor-parallel rank of width d.
+    Shapes: B sequences, S tokens of a whole sequence, c context ranks, H heads of this
+    tensor-parallel rank of width d.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -41,12 +47,18 @@ class ContextRanks:
         self._size = mesh.size()
 
     def positions(self, sequence_length: int) -> slice:
-        """Return the positions of a whole sequence that this rank holds; its ranks must divide the length."""
+        """Return the positions of a whole sequence that this rank holds; its ranks must divide the
+        length.
+        """
         held = sequence_length // self._size
         return slice(self._number * held, (self._number + 1) * held)
 
-    def whole_sequences(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return this rank's heads over all positions: [B, S / c, H, d] each -> [B, S, max(H, c) / c, d] each."""
+    def whole_sequences(
+        self, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return this rank's heads over all positions: [B, S / c, H, d] each -> [B, S, max(H, c) /
+        c, d] each.
+        """
         parts = [self._by_heads(heads) for heads in (query, key, value)]
         received = self._exchange(torch.cat(parts, dim=3))
         whole = received.transpose(0, 1).flatten(1, 2)  # part i holds the positions of rank i
@@ -63,7 +75,9 @@ class ContextRanks:
         return received.permute(1, 2, 0, 3, 4).flatten(2, 3)  # part i holds the heads of rank i
 
     def _by_heads(self, heads: Tensor) -> Tensor:
-        """[B, S / c, H, d] -> [c, B, S / c, max(H, c) / c, d]: for each rank the heads that it works on."""
+        """[B, S / c, H, d] -> [c, B, S / c, max(H, c) / c, d]: for each rank the heads that it
+        works on.
+        """
         if heads.shape[2] < self._size:
             heads = heads.repeat_interleave(self._size // heads.shape[2], dim=2)
         return torch.unflatten(heads, 2, (self._size, -1)).permute(2, 0, 1, 3, 4)
@@ -80,7 +94,10 @@ class ContextRanks:
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: FunctionCtx, x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+        ctx: FunctionCtx,
+        x: Tensor,
+        there: Callable[[Tensor], Tensor],
+        back: Callable[[Tensor], Tensor],
     ) -> Tensor:
         ctx.back = back  # type: ignore[attr-defined]
         return there(x)
@@ -90,19 +107,25 @@ class _Exchange(torch.autograd.Function):
         return ctx.back(gradients[0]), None, None  # type: ignore[attr-defined]
 
 
-def exchanged(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return `there(x)`, whose gradient is `back` of the gradient: torch's own such collectives changed since 2.11."""
+def exchanged(
+    x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return `there(x)`, whose gradient is `back` of the gradient: torch's own such collectives
+    changed since 2.11.
+    """
     return cast("Tensor", _Exchange.apply(x, there, back))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One rank's place in the grid [pipeline, replicate, shard, tensor], whose copies are replicate * shard.
+    """One rank's place in the grid [pipeline, replicate, shard, tensor], whose copies are replicate
+    * shard.
 
-    `context` are the ranks that share this rank's sequences; None where sequences are whole. `levels` numbers the same
-    ranks by what they hold under sharding by levels: [pipeline, tensor, parameters, gradients, optimizer], the last
-    three of the sizes p, g / p and o / g of the sharding degrees (p, g, o). `experts` numbers them by the experts that
-    they hold where several ranks share these: [pipeline, expert_replicas, experts, expert_tensor].
+    `context` are the ranks that share this rank's sequences; None where sequences are whole.
+    `levels` numbers the same ranks by what they hold under sharding by levels: [pipeline, tensor,
+    parameters, gradients, optimizer], the last three of the sizes p, g / p and o / g of the
+    sharding degrees (p, g, o). `experts` numbers them by the experts that they hold where several
+    ranks share these: [pipeline, expert_replicas, experts, expert_tensor].
     """
 
     mesh: DeviceMesh
@@ -113,7 +136,9 @@ class Layout:
 
     @property
     def data_mesh(self) -> DeviceMesh:
-        """The ranks that hold the same part of the model: 2-D [replicate, shard] for hybrid sharding, else 1-D."""
+        """The ranks that hold the same part of the model: 2-D [replicate, shard] for hybrid
+        sharding, else 1-D.
+        """
         kind = sharding_kind(self.recipe)
         if kind == "hybrid":
             return self.mesh["replicate", "shard"]
@@ -128,14 +153,18 @@ class Layout:
     def replica_sequences(self) -> slice:
         """The part of the global batch that this rank's replica trains on."""
         shard_ranks = self.mesh.size(_DIMENSIONS.index("shard"))
-        copy = int(self.mesh.get_local_rank("replicate")) * shard_ranks + int(self.mesh.get_local_rank("shard"))
+        copy = int(self.mesh.get_local_rank("replicate")) * shard_ranks + int(
+            self.mesh.get_local_rank("shard")
+        )
         size = self.recipe.micro_batch_seqs * self.recipe.accumulation
         first = copy // self.recipe.context_parallel * size
         return slice(first, first + size)
 
 
 def make_layout(recipe: Recipe, *, device_type: str) -> Layout:
-    """Return the grid over all ranks of the default process group, which must have recipe.devices ranks."""
+    """Return the grid over all ranks of the default process group, which must have recipe.devices
+    ranks.
+    """
     has_levels = sharding_kind(recipe) == "levels"
     p, g, o = recipe.sharding.parameters, recipe.sharding.gradients, recipe.sharding.optimizer
     shard_ranks = p if has_levels else o  # of the levels FSDP2 sees the innermost only
@@ -149,7 +178,8 @@ def make_layout(recipe: Recipe, *, device_type: str) -> Layout:
         context = ContextRanks(DeviceMesh(device_type, grid, mesh_dim_names=_SEQUENCES)["context"])
     experts = None
     if recipe.expert_ranks > 1:
-        # In rising order, as torch numbers the ranks of a group; any ranks of a stage may share experts.
+        # In rising order, as torch numbers the ranks of a group; any ranks of a stage may share
+        # experts.
         of_stages = rank_grid(recipe, (recipe.copies,)).flatten(1).sort(dim=1).values
         degrees = recipe.expert_parallel, recipe.expert_tensor_parallel
         grid = of_stages.view(recipe.pipeline_parallel, -1, *degrees)
@@ -160,7 +190,9 @@ def make_layout(recipe: Recipe, *, device_type: str) -> Layout:
 
 
 def rank_grid(recipe: Recipe, copies: tuple[int, ...]) -> Tensor:
-    """Return the ranks as [pipeline, *copies, tensor], in the recipe's order; `copies` are sizes, outermost first."""
+    """Return the ranks as [pipeline, *copies, tensor], in the recipe's order; `copies` are sizes,
+    outermost first.
+    """
     sizes = {"pp": (recipe.pipeline_parallel,), "dp": copies, "tp": (recipe.tensor_parallel,)}
     outermost_first = recipe.rank_order.split("-")[::-1]
     axes = [(name, part) for name in outermost_first for part in range(len(sizes[name]))]
@@ -172,11 +204,17 @@ def rank_grid(recipe: Recipe, copies: tuple[int, ...]) -> Tensor:
 def sharding_kind(recipe: Recipe) -> ShardingKind:
     """Return the kind of the recipe's sharding degrees over N copies of the model.
 
-    (1, 1, 1) is plain replication, (1, 1, N) ZeRO-1, (1, N, N) ZeRO-2, (N, N, N) ZeRO-3 (arXiv 1910.02054),
-    (k, k, k) with 1 < k < N hybrid sharding (arXiv 2304.11277), and any other p <= g <= o = N that divide one another
-    sharding by levels (arXiv 2501.04266). Legality refuses other degrees.
+    (1, 1, 1) is plain replication, (1, 1, N) ZeRO-1, (1, N, N) ZeRO-2, (N, N, N) ZeRO-3 (arXiv
+    1910.02054), (k, k, k) with 1 < k < N hybrid sharding (arXiv 2304.11277), and any other p <= g
+    <= o = N that divide one another sharding by levels (arXiv 2501.04266). Legality refuses other
+    degrees.
     """
-    kinds: dict[str, ShardingKind] = {"none": "replicate", "zero-1": "zero-1", "zero-2": "zero-2", "zero-3": "zero-3"}
+    kinds: dict[str, ShardingKind] = {
+        "none": "replicate",
+        "zero-1": "zero-1",
+        "zero-2": "zero-2",
+        "zero-3": "zero-3",
+    }
     name = recipe.sharding_name
     return kinds.get(name, "hybrid" if name.startswith("hybrid") else "levels")
 
@@ -190,4 +228,6 @@ def stage_layers(layers: int, recipe: Recipe) -> list[range]:
 
 def stages_of_rank(recipe: Recipe, pipeline_rank: int) -> list[int]:
     """Return the numbers of the stages that one rank of the pipeline holds, in ascending order."""
-    return [stage for stage in range(recipe.stages) if rank_of_stage(recipe, stage) == pipeline_rank]
+    return [
+        stage for stage in range(recipe.stages) if rank_of_stage(recipe, stage) == pipeline_rank
+    ]

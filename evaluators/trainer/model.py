@@ -1,12 +1,14 @@
 """A pre-norm GPT, whole or one pipeline stage of it, in plain torch modules, and its first weights.
 
-Names of parameters are those of the whole model in both cases (`blocks.7.attention.query.weight`), so that seeding and
-checkpoints do not depend on the stages. Shapes below: B sequences, S tokens, H heads, D hidden width, V vocabulary.
+Names of parameters are those of the whole model in both cases (`blocks.7.attention.query.weight`),
+so that seeding and checkpoints do not depend on the stages. Shapes below: B sequences, S tokens, H
+heads, D hidden width, V vocabulary.
 
-First weights are the same under every parallel form: each parameter is drawn in blocks of rows, from a generator that
-is seeded for each by the job's seed, the name and the row, and a rank draws the blocks that it holds some of. Devices
-of different kinds draw different values. GPT-2's rule: normal with deviation 0.02, the projections that add to the
-residual stream scaled by 1 / sqrt(2 * layers); norms start at 1, biases and sinks at 0.
+First weights are the same under every parallel form: each parameter is drawn in blocks of rows,
+from a generator that is seeded for each by the job's seed, the name and the row, and a rank draws
+the blocks that it holds some of. Devices of different kinds draw different values. GPT-2's rule:
+normal with deviation 0.02, the projections that add to the residual stream scaled by 1 / sqrt(2 *
+layers); norms start at 1, biases and sinks at 0.
 """
 
 import hashlib
@@ -24,7 +26,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import (
+    AuxRequest,
+    BlockMask,
+    create_block_mask,
+    flex_attention,
+)
 from torch.utils.checkpoint import SAC_IGNORED_OPS, checkpoint, create_selective_checkpoint_contexts
 
 from frontrunner.evaluators.trainer.job import Job
@@ -44,8 +51,8 @@ _RESIDUAL_PROJECTIONS = (
     "shared.down.weight",
 )
 _CUDNN_FIRST, _LEAST_CUDNN = ((9, 0), (10, 0)), 91500
-# Matrix products and attention are the costly ones; the collectives are kept because recomputing is communication.
-# Names, because a build of torch has only the attention kernels of its devices.
+# Matrix products and attention are the costly ones; the collectives are kept because recomputing is
+# communication. Names, because a build of torch has only the attention kernels of its devices.
 _KEPT_BY_SELECTIVE_RECOMPUTE = (
     ("aten", "mm"),
     ("aten", "addmm"),
@@ -59,33 +66,51 @@ _KEPT_BY_SELECTIVE_RECOMPUTE = (
     ("_c10d_functional", "all_to_all_single"),
 )
 
-# Where FSDP2 runs a module within a layer again it opens more ranges for torch's profiler than the first time.
+# Where FSDP2 runs a module within a layer again it opens more ranges for torch's profiler than the
+# first time.
 SAC_IGNORED_OPS.update(
-    (torch.ops.profiler._record_function_enter_new.default, torch.ops.profiler._record_function_exit._RecordFunction)
+    (
+        torch.ops.profiler._record_function_enter_new.default,
+        torch.ops.profiler._record_function_exit._RecordFunction,
+    )
 )
 
 Transform = Callable[[Tensor], Tensor]
 
 
 def recomputed(function: Callable[..., Tensor], *inputs: Tensor, **options: Any) -> Tensor:
-    """Return `function(*inputs)`, of which only the inputs are kept: the backward pass calls the function again."""
-    return cast("Tensor", checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, **options))
+    """Return `function(*inputs)`, of which only the inputs are kept: the backward pass calls the
+    function again.
+    """
+    return cast(
+        "Tensor",
+        checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, **options),
+    )
 
 
 def _recomputing(recompute: str) -> Callable[[Transform, Tensor], Tensor] | None:
-    """Return how to run a block so that it keeps only what `recompute` says; None keeps everything."""
+    """Return how to run a block so that it keeps only what `recompute` says; None keeps
+    everything.
+    """
     if recompute != "selective":
         return None if recompute == "none" else recomputed
-    packets = [getattr(getattr(torch.ops, space), name, None) for space, name in _KEPT_BY_SELECTIVE_RECOMPUTE]
+    packets = [
+        getattr(getattr(torch.ops, space), name, None)
+        for space, name in _KEPT_BY_SELECTIVE_RECOMPUTE
+    ]
     kept = [packet.default for packet in packets if packet is not None]
     return partial(recomputed, context_fn=partial(create_selective_checkpoint_contexts, kept))
 
 
 class _Moved:
-    """A storage that a layer has saved: on the host, and on the device until it is there and again for its use."""
+    """A storage that a layer has saved: on the host, and on the device until it is there and again
+    for its use.
+    """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
-        self.device: Tensor | None = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        self.device: Tensor | None = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(
+            storage
+        )
         pinned = storage.device.type != "cpu"
         self.host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
 
@@ -101,11 +126,17 @@ class _Saved:
 
 
 class _Layer:
-    """What one call of one layer has saved. Autograd's nodes keep it, and what it moved, as long as they need them."""
+    """What one call of one layer has saved. Autograd's nodes keep it, and what it moved, as long as
+    they need them.
+    """
 
     def __init__(self, previous: "_Layer | None") -> None:
-        self.previous: Callable[[], _Layer | None] = (lambda: None) if previous is None else weakref.ref(previous)
-        self.leaving: dict[tuple[int, int], _Moved] = {}  # not to be freed on the device before the copies are made
+        self.previous: Callable[[], _Layer | None] = (
+            (lambda: None) if previous is None else weakref.ref(previous)
+        )
+        self.leaving: dict[
+            tuple[int, int], _Moved
+        ] = {}  # not to be freed on the device before the copies are made
         self.moved: list[weakref.ref[_Moved]] = []
         self.copied: Any = None  # events; None on a CPU
         self.fetched: Any = None
@@ -117,11 +148,13 @@ def _copy(target: Tensor, source: Tensor) -> None:
 
 
 class HostActivations:
-    """Moves what layers save for the backward pass into the host's memory, each storage once, and back.
+    """Moves what layers save for the backward pass into the host's memory, each storage once, and
+    back.
 
-    Copies run on streams of their own beside the computation: those of a layer while the next one runs, in the forward
-    pass until its end at the latest, so that the device holds two layers' activations at most. Not moved are parameters
-    that are given to `layer`, and other tensors that live on, and views of them.
+    Copies run on streams of their own beside the computation: those of a layer while the next one
+    runs, in the forward pass until its end at the latest, so that the device holds two layers'
+    activations at most. Not moved are parameters that are given to `layer`, and other tensors that
+    live on, and views of them.
     """
 
     def __init__(self) -> None:
@@ -137,10 +170,17 @@ class HostActivations:
         if self._out is None:
             self._device, self._out, self._back = device, module.Stream(), module.Stream()
         layer, before = _Layer(self._last), self._last
-        there = {(one.to_local() if isinstance(one, DTensor) else one).untyped_storage().data_ptr() for one in staying}
+        there = {
+            (one.to_local() if isinstance(one, DTensor) else one).untyped_storage().data_ptr()
+            for one in staying
+        }
 
         def pack(tensor: Tensor) -> Tensor | _Saved:
-            if isinstance(tensor, DTensor) or tensor.device != device or tensor.untyped_storage().data_ptr() in there:
+            if (
+                isinstance(tensor, DTensor)
+                or tensor.device != device
+                or tensor.untyped_storage().data_ptr() in there
+            ):
                 return tensor
             storage = tensor.untyped_storage()
             key = storage.data_ptr(), tensor._version
@@ -168,7 +208,8 @@ class HostActivations:
         layer, stream = saved.layer, torch.get_device_module(self._device).current_stream()
         self._fetch(layer)
         stream.wait_event(layer.fetched)
-        layer.leaving.clear()  # what has not left the device yet stays there, and is freed after its use
+        # What has not left the device yet stays there, and is freed after its use
+        layer.leaving.clear()
         if (previous := layer.previous()) is not None:
             self._fetch(previous)
         storage = cast("Tensor", saved.moved.device).untyped_storage()
@@ -179,8 +220,11 @@ class HostActivations:
         if layer.is_fetched:
             return
         module = torch.get_device_module(self._device)
-        # The memory is the computation's, which has waited for what has left: the copies wait for what it used there.
-        missing = [moved for one in layer.moved if (moved := one()) is not None and moved.device is None]
+        # The memory is the computation's, which has waited for what has left: the copies wait for
+        # what it used there.
+        missing = [
+            moved for one in layer.moved if (moved := one()) is not None and moved.device is None
+        ]
         for moved in missing:
             moved.device = torch.empty_like(moved.host, device=self._device)
         self._back.wait_stream(module.current_stream())
@@ -191,14 +235,19 @@ class HostActivations:
 
 
 class _RowsCrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy, of which no more than the logits and their gradient in the same type are held at a time."""
+    """Mean cross-entropy, of which no more than the logits and their gradient in the same type are
+    held at a time.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         ctx.save_for_backward(logits, targets)
         rows = max(1, _WIDENED_LOGITS // logits.shape[1])
         pieces = zip(torch.split(logits, rows), torch.split(targets, rows), strict=True)
-        sums = [functional.cross_entropy(piece.float(), target, reduction="sum") for piece, target in pieces]
+        sums = [
+            functional.cross_entropy(piece.float(), target, reduction="sum")
+            for piece, target in pieces
+        ]
         return torch.stack(sums).sum() / len(targets)
 
     @staticmethod
@@ -217,8 +266,8 @@ class _RowsCrossEntropy(torch.autograd.Function):
 def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean over all tokens, in fp32, of logits [B, S, V] against token ids [B, S].
 
-    Logits that are split over the vocabulary need `loss_parallel`, here and in the backward pass. Many of them are
-    widened some rows at a time, unless the loss is compiled.
+    Logits that are split over the vocabulary need `loss_parallel`, here and in the backward pass.
+    Many of them are widened some rows at a time, unless the loss is compiled.
     """
     is_special = isinstance(logits, DTensor) or torch.compiler.is_compiling()
     if logits.numel() > _WIDENED_LOGITS and not is_special:
@@ -228,7 +277,9 @@ def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class RotaryTable:
-    """Cosines and sines of rotary position embedding (arXiv 2104.09864); no module, which wrappers would store."""
+    """Cosines and sines of rotary position embedding (arXiv 2104.09864); no module, which wrappers
+    would store.
+    """
 
     def __init__(self, shape: Model, *, sequence_length: int) -> None:
         self._shape = shape
@@ -243,7 +294,9 @@ class RotaryTable:
         """
         cosines, sines = (table[start : start + heads.shape[2]] for table in self.on(heads.device))
         first, second = heads[..., : self._width].float().chunk(2, dim=-1)
-        rotated = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+        rotated = torch.cat(
+            (first * cosines - second * sines, second * cosines + first * sines), dim=-1
+        )
         if self._width == heads.shape[-1]:
             return rotated.to(heads.dtype)
         return torch.cat((rotated.to(heads.dtype), heads[..., self._width :]), dim=-1)
@@ -298,9 +351,10 @@ def _flex_attention() -> Callable[..., Any]:
 class Mixer:
     """One layer's causal attention over whole sequences, without parameters.
 
-    Plain forms are torch's `scaled_dot_product_attention`. Windows, capped scores and sinks are FlexAttention's on CUDA
-    and HIP devices, which skips what a window leaves out and keeps no scores; elsewhere, and for `math` attention, a
-    window is a mask, and the others keep S x S scores, in fp32.
+    Plain forms are torch's `scaled_dot_product_attention`. Windows, capped scores and sinks are
+    FlexAttention's on CUDA and HIP devices, which skips what a window leaves out and keeps no
+    scores; elsewhere, and for `math` attention, a window is a mask, and the others keep S x S
+    scores, in fp32.
     """
 
     def __init__(self, shape: Model, *, window: int | None) -> None:
@@ -314,16 +368,27 @@ class Mixer:
         length, device = query.shape[2], query.device
         window = None if self._window is None or self._window >= length else self._window
         has_plain_scores = self._softcap is None and sinks is None
-        if device.type == "cuda" and not self._only_math and (window is not None or not has_plain_scores):
+        if (
+            device.type == "cuda"
+            and not self._only_math
+            and (window is not None or not has_plain_scores)
+        ):
             return self._in_blocks(query, key, value, sinks)
-        if query.shape[1] != key.shape[1] and (not has_plain_scores or needs_whole_groups(query.dtype, device)):
+        if query.shape[1] != key.shape[1] and (
+            not has_plain_scores or needs_whole_groups(query.dtype, device)
+        ):
             shared_by = query.shape[1] // key.shape[1]
             key, value = (heads.repeat_interleave(shared_by, dim=1) for heads in (key, value))
         if has_plain_scores:
             mask = None if window is None else _allowed(length, window, device)
-            form: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1], "scale": self._scale}
+            form: dict[str, Any] = {
+                "enable_gqa": query.shape[1] != key.shape[1],
+                "scale": self._scale,
+            }
             with sdpa_kernel(SDPBackend.MATH) if self._only_math else nullcontext():
-                return functional.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, **form)
+                return functional.scaled_dot_product_attention(
+                    query, key, value, mask, is_causal=mask is None, **form
+                )
         scores = self._capped((query @ key.transpose(2, 3)).to(_wide(query)) * self._scale)
         scores = scores.masked_fill(~_allowed(length, window, device), -math.inf)
         if sinks is not None:
@@ -332,10 +397,16 @@ class Mixer:
         return scores.softmax(dim=-1)[..., :length].to(value.dtype) @ value
 
     def prepare(self, length: int, device: torch.device) -> None:
-        """Make what depends on no tensor: `torch.compile` takes no function that changes what lies outside it."""
+        """Make what depends on no tensor: `torch.compile` takes no function that changes what lies
+        outside it.
+        """
         window = length if self._window is None else self._window
         blocks = self._blocks
-        if blocks is None or blocks.seq_lengths != (length, length) or blocks.kv_num_blocks.device != device:
+        if (
+            blocks is None
+            or blocks.seq_lengths != (length, length)
+            or blocks.kv_num_blocks.device != device
+        ):
 
             def allowed(_batch: Tensor, _head: Tensor, row: Tensor, column: Tensor) -> Tensor:
                 return (row >= column) & (row - column < window)
@@ -343,10 +414,16 @@ class Mixer:
             self._blocks = create_block_mask(allowed, None, None, length, length, device=device)
 
     def _capped(self, scores: Tensor, *_place: Tensor) -> Tensor:
-        return scores if self._softcap is None else self._softcap * torch.tanh(scores / self._softcap)
+        return (
+            scores if self._softcap is None else self._softcap * torch.tanh(scores / self._softcap)
+        )
 
     def _in_blocks(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
-        attend = cast("Callable[..., Any]", flex_attention) if torch.compiler.is_compiling() else _flex_attention()
+        attend = (
+            cast("Callable[..., Any]", flex_attention)
+            if torch.compiler.is_compiling()
+            else _flex_attention()
+        )
         self.prepare(query.shape[2], query.device)
         capped = None if self._softcap is None else self._capped
         form: dict[str, Any] = {"block_mask": self._blocks, "scale": self._scale}
@@ -354,7 +431,9 @@ class Mixer:
         if sinks is None:
             return cast("Tensor", attend(query, key, value, capped, **form))
         mixed, besides = attend(query, key, value, capped, return_aux=AuxRequest(lse=True), **form)
-        share = torch.sigmoid(besides.lse - sinks.to(besides.lse.dtype)[:, None])  # of a sum that the sink has joined
+        share = torch.sigmoid(
+            besides.lse - sinks.to(besides.lse.dtype)[:, None]
+        )  # of a sum that the sink has joined
         return cast("Tensor", mixed * share.to(mixed.dtype).unsqueeze(-1))
 
 
@@ -363,11 +442,12 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def attention_order(device: torch.device) -> AbstractContextManager[Any]:
-    """Return the context in which CUDA and HIP devices try the kernels of attention in a stated order, math last.
+    """Return the context in which CUDA and HIP devices try the kernels of attention in a stated
+    order, math last.
 
-    torch's own order differs between versions: from 2.9 on cuDNN comes first on compute capability 9.0 and 10.0, in
-    later ones only with cuDNN 9.15 or newer, and without cuDNN where it is built for CUDA below 12.9. Other devices
-    keep torch's order.
+    torch's own order differs between versions: from 2.9 on cuDNN comes first on compute capability
+    9.0 and 10.0, in later ones only with cuDNN 9.15 or newer, and without cuDNN where it is built
+    for CUDA below 12.9. Other devices keep torch's order.
     """
     if device.type != "cuda":
         return nullcontext()
@@ -381,7 +461,9 @@ def attention_order(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def attention_kernel(job: Job, device: torch.device) -> str | None:
-    """Return the kernel that torch chooses for the job's attention, as "flash_attention" or "math"."""
+    """Return the kernel that torch chooses for the job's attention, as "flash_attention" or
+    "math".
+    """
     if job.model.attention == "math":
         return "math"
     if job.model.has_special_attention(job.sequence_length):
@@ -393,24 +475,39 @@ def attention_kernel(job: Job, device: torch.device) -> str | None:
         groups = heads
     with suppress(Exception):  # torch's name for it is private
         # Latent attention's values are padded to the width of its queries.
-        shapes = ((1, number, job.sequence_length, job.model.head_dim) for number in (heads, groups, groups))
-        query, key, value = (torch.empty(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes)
-        choice = torch._fused_sdp_choice(query, key, value, None, 0.0, True, enable_gqa=heads != groups)  # noqa: FBT003
+        shapes = (
+            (1, number, job.sequence_length, job.model.head_dim)
+            for number in (heads, groups, groups)
+        )
+        query, key, value = (
+            torch.empty(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes
+        )
+        causal = True
+        choice = torch._fused_sdp_choice(
+            query, key, value, None, 0.0, causal, enable_gqa=heads != groups
+        )
         return str(SDPBackend(choice).name.lower())
     return None
 
 
 def needs_whole_groups(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether each query head needs a key of its own for a kernel that holds no S x S scores: flash attention
-    takes 16 bits only, and the efficient kernel no groups."""
+    """Return whether each query head needs a key of its own for a kernel that holds no S x S
+    scores: flash attention takes 16 bits only, and the efficient kernel no groups.
+    """
     return dtype == torch.float32 and device.type == "cuda"
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped key-value heads, of which a tensor-parallel rank holds some."""
+    """Causal self-attention with grouped key-value heads, of which a tensor-parallel rank holds
+    some.
+    """
 
     def __init__(
-        self, shape: Model, rotary: RotaryTable | None, context: ContextRanks | None, window: int | None
+        self,
+        shape: Model,
+        rotary: RotaryTable | None,
+        context: ContextRanks | None,
+        window: int | None,
     ) -> None:
         super().__init__()
         self._head_width = shape.head_dim
@@ -430,7 +527,9 @@ class Attention(nn.Module):
         """[B, S, D] -> [B, S, D]."""
         sinks = None if self.sinks is None else self.sinks()
         projected = (project(x) for project in (self.query, self.key, self.value))
-        query, key, value = (heads.view(x.shape[0], heads.shape[1], -1, self._head_width) for heads in projected)
+        query, key, value = (
+            heads.view(x.shape[0], heads.shape[1], -1, self._head_width) for heads in projected
+        )
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if self._context is not None:
@@ -460,7 +559,8 @@ class Sinks(nn.Module):
 def activated(activation: str, up: Tensor, gate: Tensor | None) -> Tensor:
     """Return the activation of the first product, gated by the second where there is one.
 
-    The clamped form is gpt-oss's, with the figures of its code (github.com/openai/gpt-oss, gpt_oss/torch/model.py).
+    The clamped form is gpt-oss's, with the figures of its code (github.com/openai/gpt-oss,
+    gpt_oss/torch/model.py).
     """
     if gate is None:
         return functional.gelu(up, approximate="tanh" if activation == "gelu_tanh" else "none")
@@ -473,13 +573,22 @@ def activated(activation: str, up: Tensor, gate: Tensor | None) -> Tensor:
 
 
 class LatentAttention(nn.Module):
-    """Causal self-attention whose keys and values come from one narrow vector per position (arXiv 2405.04434).
+    """Causal self-attention whose keys and values come from one narrow vector per position (arXiv
+    2405.04434).
 
-    Queries may come from another one. A part of each query is rotated, and so is the part of the keys that all heads
-    share. Flash attention takes values of the queries' width only: they are padded for it.
+    Queries may come from another one. A part of each query is rotated, and so is the part of the
+    keys that all heads share. Flash attention takes values of the queries' width only: they are
+    padded for it.
     """
 
-    def __init__(self, shape: Model, rotary: RotaryTable, context: ContextRanks | None, *, first_position: int) -> None:
+    def __init__(
+        self,
+        shape: Model,
+        rotary: RotaryTable,
+        context: ContextRanks | None,
+        *,
+        first_position: int,
+    ) -> None:
         super().__init__()
         self._rotary, self._context, self._start = rotary, context, first_position
         self._rotated, self._value = shape.rotary_width, shape.value_dim
@@ -504,18 +613,24 @@ class LatentAttention(nn.Module):
             latent = self.query_norm(self.query_down(x))
         query = self.query(latent).unflatten(2, (-1, self._plain + self._rotated))
         latent, shared = self.key_value_down(x).split_with_sizes((self._rank, self._rotated), dim=2)
-        heads = self.key_value(self.key_value_norm(latent)).unflatten(2, (-1, self._plain + self._value))
+        heads = self.key_value(self.key_value_norm(latent)).unflatten(
+            2, (-1, self._plain + self._value)
+        )
         key, value = heads.split_with_sizes((self._plain, self._value), dim=3)
         query, rotated = query.split_with_sizes((self._plain, self._rotated), dim=3)
         query = torch.cat((query, self._rotate(rotated)), dim=3)
-        key = torch.cat((key, self._rotate(shared.unsqueeze(2)).expand(-1, -1, key.shape[2], -1)), dim=3)
+        key = torch.cat(
+            (key, self._rotate(shared.unsqueeze(2)).expand(-1, -1, key.shape[2], -1)), dim=3
+        )
         if self._context is not None or not self._only_math:
             value = functional.pad(value, (0, query.shape[3] - self._value))
         if self._context is not None:
             query, key, value = self._context.whole_sequences(query, key, value)
         query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
         with sdpa_kernel(SDPBackend.MATH) if self._only_math else nullcontext():
-            mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self._scale)
+            mixed = functional.scaled_dot_product_attention(
+                query, key, value, is_causal=True, scale=self._scale
+            )
         mixed = mixed.transpose(1, 2)[..., : self._value]
         if self._context is not None:
             mixed = self._context.own_positions(mixed)
@@ -526,7 +641,9 @@ class LatentAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """D -> ffn -> GELU -> D; or D -> ffn, twice, one gating the other -> D (as in SwiGLU, arXiv 2002.05202)."""
+    """D -> ffn -> GELU -> D; or D -> ffn, twice, one gating the other -> D (as in SwiGLU, arXiv
+    2002.05202).
+    """
 
     def __init__(self, shape: Model, width: int) -> None:
         super().__init__()
@@ -546,9 +663,9 @@ class FeedForward(nn.Module):
 class Experts(nn.Module):
     """Feed-forward parts, of which each row goes through one.
 
-    The matrices of all lie below one another, [E * D, F]: `gate` and `up` lead from D to F, `down` back. Where ranks
-    share each expert, they hold equal columns of all, and the outcomes are to be added up. Biases are [E, F], of `down`
-    [E, D].
+    The matrices of all lie below one another, [E * D, F]: `gate` and `up` lead from D to F, `down`
+    back. Where ranks share each expert, they hold equal columns of all, and the outcomes are to be
+    added up. Biases are [E, F], of `down` [E, D].
     """
 
     def __init__(self, shape: Model) -> None:
@@ -562,7 +679,9 @@ class Experts(nn.Module):
             self.add_module(part, matrices)
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """[N, D] -> [N, D] for rows sorted by expert, of which each expert that is held here has `counts`."""
+        """[N, D] -> [N, D] for rows sorted by expert, of which each expert that is held here has
+        `counts`.
+        """
         gate = self._products(rows, "gate", counts) if self._is_gated else None
         inner = activated(self._activation, self._products(rows, "up", counts), gate)
         return self._products(inner, "down", counts)
@@ -570,14 +689,20 @@ class Experts(nn.Module):
     def _products(self, rows: Tensor, part: str, counts: Tensor) -> Tensor:
         """Return rows [N, in] through their experts' matrices: [N, out]."""
         matrices = cast("nn.Linear", self.get_submodule(part))
-        held = matrices.weight.to_local() if isinstance(matrices.weight, DTensor) else matrices.weight
+        held = (
+            matrices.weight.to_local() if isinstance(matrices.weight, DTensor) else matrices.weight
+        )
         weight = held.view(len(counts), -1, held.shape[1])
         weight = weight.transpose(1, 2) if part == "down" else weight
         if has_grouped_products(rows.dtype, rows.device):
             ends = counts.cumsum(0).to(torch.int32)
             found = functional.grouped_mm(rows, weight, offs=ends)
         else:
-            parts = zip(torch.split_with_sizes(rows, on_host(counts, rows=len(rows))), weight.unbind(), strict=True)
+            parts = zip(
+                torch.split_with_sizes(rows, on_host(counts, rows=len(rows))),
+                weight.unbind(),
+                strict=True,
+            )
             found = torch.cat([own @ one for own, one in parts])
         if matrices.bias is None:
             return found
@@ -591,12 +716,15 @@ def has_grouped_products(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def on_host(counts: Tensor, *, rows: int) -> list[Any]:  # noqa: ARG001 - a dry run shares them out
-    """Return counts as numbers; `rows` is what those of the last dimension add up to where routing is uniform."""
+    """Return counts as numbers; `rows` is what those of the last dimension add up to where routing
+    is uniform.
+    """
     return counts.tolist()
 
 
 class Balance:
-    """Biases that the choice of experts sees: each step moves those with more tokens than the mean down, others up.
+    """Biases that the choice of experts sees: each step moves those with more tokens than the mean
+    down, others up.
 
     Without an auxiliary loss (arXiv 2408.15664). No buffer, which would be rounded with the model.
     """
@@ -612,12 +740,16 @@ class Balance:
         return self
 
     def count(self, tokens: Tensor) -> None:
-        """Count each expert's `tokens` of one forward pass, unless none trains or a backward pass runs it again."""
+        """Count each expert's `tokens` of one forward pass, unless none trains or a backward pass
+        runs it again.
+        """
         if torch.is_grad_enabled() and torch._C._current_graph_task_id() < 0:
             self._tokens.append(tokens)
 
     def counted(self, passes: int) -> Tensor:
-        """Return each expert's tokens in the step's `passes`, the last ones: torch's pipelines begin with another."""
+        """Return each expert's tokens in the step's `passes`, the last ones: torch's pipelines
+        begin with another.
+        """
         tokens, self._tokens = torch.stack(self._tokens[-passes:]).sum(dim=0), []
         return tokens
 
@@ -627,7 +759,9 @@ class Balance:
 
 
 class _WithLoss(torch.autograd.Function):
-    """Adds a loss to the model's: what passes through stays as it is, and backward the loss has the gradient 1."""
+    """Adds a loss to the model's: what passes through stays as it is, and backward the loss has the
+    gradient 1.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
@@ -640,13 +774,15 @@ class _WithLoss(torch.autograd.Function):
 
 
 class MixtureOfExperts(nn.Module):
-    """Experts and a router: each token goes through those of the highest probability, whatever the others get.
+    """Experts and a router: each token goes through those of the highest probability, whatever the
+    others get.
 
-    Under uniform routing tokens are dealt to the experts in turn instead. `ranks` share the experts, where there are
-    several (`expert_parallel.ExpertRanks`). `loads`, where they are recorded (`expert_parallel.ExpertLoads`), get the
-    rows that this rank's positions send to each expert, and those that come to each of its own, of every forward pass.
-    The groups in `parts` share the positions of a sequence, `summed` of these ranks with summed gradients. `weigh`
-    scales the balancing loss as the model's.
+    Under uniform routing tokens are dealt to the experts in turn instead. `ranks` share the
+    experts, where there are several (`expert_parallel.ExpertRanks`). `loads`, where they are
+    recorded (`expert_parallel.ExpertLoads`), get the rows that this rank's positions send to each
+    expert, and those that come to each of its own, of every forward pass. The groups in `parts`
+    share the positions of a sequence, `summed` of these ranks with summed gradients. `weigh` scales
+    the balancing loss as the model's.
     """
 
     def __init__(self, shape: Model) -> None:
@@ -656,7 +792,11 @@ class MixtureOfExperts(nn.Module):
         self.router = nn.Linear(shape.hidden, shape.experts, bias=shape.biases == "all")
         self._deals = shape.routing == "uniform"
         self.experts = Experts(shape)
-        self.shared = FeedForward(shape, shape.shared_experts * shape.ffn_hidden) if shape.shared_experts else None
+        self.shared = (
+            FeedForward(shape, shape.shared_experts * shape.ffn_hidden)
+            if shape.shared_experts
+            else None
+        )
         self.balance = Balance(shape) if shape.balancing == "bias" else None
         self.ranks: Any = None
         self.loads: list[tuple[Tensor, Tensor]] | None = None
@@ -680,12 +820,17 @@ class MixtureOfExperts(nn.Module):
             weights = weights / weights.sum(dim=-1, keepdim=True)
         if self._shape.routed_scale != 1:
             weights = weights * self._shape.routed_scale
-        # Rows are sorted by expert, and back by the inverse order: sums of fixed order, the same in every run.
+        # Rows are sorted by expert, and back by the inverse order: sums of fixed order, the same in
+        # every run.
         order = chosen.flatten().argsort(stable=True)
         # Not by `bincount`, for whose length a device's host would wait.
-        counts = order.new_zeros(self._count).index_add_(0, chosen.flatten(), torch.ones_like(order))
+        counts = order.new_zeros(self._count).index_add_(
+            0, chosen.flatten(), torch.ones_like(order)
+        )
         if self._shape.balancing == "loss":
-            weights = cast("Tensor", _WithLoss.apply(weights, self.weigh(self._loss(scores, chosen, len(x)))))  # type: ignore[no-untyped-call]
+            weights = cast(
+                "Tensor", _WithLoss.apply(weights, self.weigh(self._loss(scores, chosen, len(x))))
+            )  # type: ignore[no-untyped-call]
         if self.balance is not None:
             self.balance.count(counts)
         rows, held = tokens[order // self._each], counts
@@ -702,7 +847,9 @@ class MixtureOfExperts(nn.Module):
         return mixed if self.shared is None else mixed + self.shared(x)
 
     def _choice(self, scores: Tensor) -> Tensor:
-        """Return what the choice of experts goes by: [N, E] with the biases, and without groups that are not kept."""
+        """Return what the choice of experts goes by: [N, E] with the biases, and without groups
+        that are not kept.
+        """
         choice = scores.detach()
         if self.balance is not None:
             choice = choice + self.balance.on(choice.device).bias
@@ -716,10 +863,12 @@ class MixtureOfExperts(nn.Module):
         return groups.masked_fill(left_out.unsqueeze(2), -math.inf).flatten(1)
 
     def _loss(self, scores: Tensor, chosen: Tensor, sequences: int) -> Tensor:
-        """Return weight * E * the sum over experts of their share of tokens times their mean probability.
+        """Return weight * E * the sum over experts of their share of tokens times their mean
+        probability.
 
-        As in the Switch Transformer (arXiv 2101.03961, section 2.2) and `transformers`' Mixtral, but for each layer and
-        each sequence by itself (arXiv 2412.19437, section 2.1.2), and their mean: the batch may be cut as one likes.
+        As in the Switch Transformer (arXiv 2101.03961, section 2.2) and `transformers`' Mixtral,
+        but for each layer and each sequence by itself (arXiv 2412.19437, section 2.1.2), and their
+        mean: the batch may be cut as one likes.
         """
         chosen = chosen.view(sequences, -1)
         tokens = torch.zeros(sequences, self._count, dtype=scores.dtype, device=scores.device)
@@ -736,7 +885,9 @@ class MixtureOfExperts(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to its input, one after the other or both at once."""
+    """Attention and feed-forward, each behind a norm and added to its input, one after the other or
+    both at once.
+    """
 
     def __init__(  # noqa: PLR0913 - what the whole model shares, and where the layer lies
         self,
@@ -757,12 +908,16 @@ class Block(nn.Module):
         self.attend: Transform = self._attend
         self.attention_norm = make_norm(shape, shape.hidden)
         if shape.key_value_rank is not None and rotary is not None:
-            self.attention: nn.Module = LatentAttention(shape, rotary, context, first_position=first_position)
+            self.attention: nn.Module = LatentAttention(
+                shape, rotary, context, first_position=first_position
+            )
         else:
             self.attention = Attention(shape, rotary, context, window)
         self.attention_output_norm = make_norm(shape, shape.hidden) if shape.post_norms else None
         self.feed_forward_norm = make_norm(shape, shape.hidden)
-        self.feed_forward = MixtureOfExperts(shape) if shape.experts else FeedForward(shape, shape.ffn_hidden)
+        self.feed_forward = (
+            MixtureOfExperts(shape) if shape.experts else FeedForward(shape, shape.ffn_hidden)
+        )
         self.feed_forward_output_norm = make_norm(shape, shape.hidden) if shape.post_norms else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -783,16 +938,22 @@ class Block(nn.Module):
         x = x if self._is_parallel else after
         if self._tiles == 1:
             return after + self._normed_feed_forward(x)
-        tiles = [recomputed(self._normed_feed_forward, tile) for tile in x.chunk(self._tiles, dim=1)]
+        tiles = [
+            recomputed(self._normed_feed_forward, tile) for tile in x.chunk(self._tiles, dim=1)
+        ]
         return after + torch.cat(tiles, dim=1)
 
     def _attend(self, x: Tensor) -> Tensor:
         mixed: Tensor = self.attention(self.attention_norm(x))
-        return x + (mixed if self.attention_output_norm is None else self.attention_output_norm(mixed))
+        return x + (
+            mixed if self.attention_output_norm is None else self.attention_output_norm(mixed)
+        )
 
     def _normed_feed_forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.feed_forward(self.feed_forward_norm(x))
-        return found if self.feed_forward_output_norm is None else self.feed_forward_output_norm(found)
+        return (
+            found if self.feed_forward_output_norm is None else self.feed_forward_output_norm(found)
+        )
 
 
 def make_norm(shape: Model, width: int) -> nn.Module:
@@ -803,14 +964,18 @@ def make_norm(shape: Model, width: int) -> nn.Module:
 
 
 class Embedding(nn.Module):
-    """Token embedding, plus learned positions where the model has them, from `first_position` on."""
+    """Token embedding, plus learned positions where the model has them, from `first_position`
+    on.
+    """
 
     def __init__(self, shape: Model, *, sequence_length: int, first_position: int) -> None:
         super().__init__()
         self._first_position = first_position
         self._scale = math.sqrt(shape.hidden) if shape.scaled_embedding else None
         self.tokens = nn.Embedding(shape.padded_vocabulary, shape.hidden)
-        self.positions = nn.Embedding(sequence_length, shape.hidden) if shape.positions == "learned" else None
+        self.positions = (
+            nn.Embedding(sequence_length, shape.hidden) if shape.positions == "learned" else None
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids [B, S] -> [B, S, D]."""
@@ -820,7 +985,9 @@ class Embedding(nn.Module):
         if self.positions is not None:
             numbers = self._first_position + torch.arange(tokens.shape[1], device=tokens.device)
             if isinstance(self.positions.weight, DTensor):
-                numbers = numbers.expand_as(tokens)  # a tensor-parallel embedding shards its output along S
+                numbers = numbers.expand_as(
+                    tokens
+                )  # a tensor-parallel embedding shards its output along S
             x = x + self.positions(numbers)
         return cast("Tensor", x)
 
@@ -839,7 +1006,9 @@ class TiedHead(nn.Module):
 
 
 class Gpt(nn.Module):
-    """The blocks `layers`, with the embedding before the first layer and the norm and head after the last."""
+    """The blocks `layers`, with the embedding before the first layer and the norm and head after
+    the last.
+    """
 
     def __init__(
         self,
@@ -855,7 +1024,9 @@ class Gpt(nn.Module):
         self._sequence_shards = recipe.tensor_parallel if recipe.sequence_parallel else 1
         first, last = layers.start == 0, layers.stop == shape.layers
         if shape.tied_embeddings and not (first and last):
-            raise ValueError("tied embeddings need the first and the last layer in the same pipeline stage")
+            raise ValueError(
+                "tied embeddings need the first and the last layer in the same pipeline stage"
+            )
         self._sequence_length, self._softcap = sequence_length, shape.logits_softcap
         everywhere: RotaryTable | None = None
         in_windows: RotaryTable | None = None
@@ -866,7 +1037,11 @@ class Gpt(nn.Module):
                 in_windows = RotaryTable(local, sequence_length=sequence_length)
         self._tables = {table for table in (everywhere, in_windows) if table is not None}
         start = 0 if context is None else context.positions(sequence_length).start
-        self.embedding = Embedding(shape, sequence_length=sequence_length, first_position=start) if first else None
+        self.embedding = (
+            Embedding(shape, sequence_length=sequence_length, first_position=start)
+            if first
+            else None
+        )
         on_host = HostActivations() if recipe.activation_offload else None
         self.blocks = nn.ModuleDict(
             {
@@ -892,26 +1067,38 @@ class Gpt(nn.Module):
     @property
     def mixtures(self) -> dict[str, MixtureOfExperts]:
         """The mixtures of experts, by their blocks' names."""
-        parts = {f"blocks.{layer}": cast("Block", block).feed_forward for layer, block in self.blocks.items()}
+        parts = {
+            f"blocks.{layer}": cast("Block", block).feed_forward
+            for layer, block in self.blocks.items()
+        }
         return {name: part for name, part in parts.items() if isinstance(part, MixtureOfExperts)}
 
-    def compile_blocks(self, compiled: Callable[[Transform], Transform], device: torch.device) -> None:
-        """Run each block, of one with experts its attention, as `compiled` makes it from now on, on `device`."""
+    def compile_blocks(
+        self, compiled: Callable[[Transform], Transform], device: torch.device
+    ) -> None:
+        """Run each block, of one with experts its attention, as `compiled` makes it from now on, on
+        `device`.
+        """
         for table in self._tables:
             table.on(device)  # torch.compile takes no function that changes what lies outside it
-        # What is to be computed again is compiled with the rest: around a compiled function torch's checkpoint fails.
+        # What is to be computed again is compiled with the rest: around a compiled function torch's
+        # checkpoint fails.
         for block in cast("Iterable[Block]", self.blocks.values()):
             if device.type == "cuda" and isinstance(block.attention, Attention):
                 block.attention.mixer.prepare(self._sequence_length, device)
-            if isinstance(block.feed_forward, MixtureOfExperts):  # whose shapes change with every micro-batch
+            if isinstance(
+                block.feed_forward, MixtureOfExperts
+            ):  # whose shapes change with every micro-batch
                 block.attend = compiled(block.attend)
             else:
                 block.run = compiled(block.run)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Token ids [B, S], or the previous stage's [B, S, D] -> [B, S, D], or logits [B, S, V] in the last stage.
+        """Token ids [B, S], or the previous stage's [B, S, D] -> [B, S, D], or logits [B, S, V] in
+        the last stage.
 
-        Given `targets`, token ids [B, S], the last stage computes its loss in pieces instead, a scalar.
+        Given `targets`, token ids [B, S], the last stage computes its loss in pieces instead, a
+        scalar.
         """
         if self.embedding is not None:
             x = self.embedding(x)
@@ -923,11 +1110,16 @@ class Gpt(nn.Module):
 
     def _logits(self, x: Tensor) -> Tensor:
         logits: Tensor = cast("nn.Module", self.head)(cast("nn.Module", self.norm)(x))
-        return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
+        return (
+            logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
+        )
 
     def _chunked_loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean over equal pieces of x [B, S / shards, D], each run again in the backward pass."""
-        # Gathering piece i of every shard puts those pieces side by side, which are apart in the sequence.
+        """Return the mean over equal pieces of x [B, S / shards, D], each run again in the backward
+        pass.
+        """
+        # Gathering piece i of every shard puts those pieces side by side, which are apart in the
+        # sequence.
         pieces = targets.view(targets.shape[0], self._sequence_shards, self._loss_chunks, -1)
         losses = [
             recomputed(self._piece_loss, part, pieces[:, :, number].flatten(1))
@@ -941,9 +1133,14 @@ class Gpt(nn.Module):
 
 @torch.no_grad()
 def initialize(
-    parameters: Iterable[tuple[str, nn.Parameter]], *, seed: int, layers: int, device: torch.device | None = None
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    *,
+    seed: int,
+    layers: int,
+    device: torch.device | None = None,
 ) -> None:
-    """Fill the materialized `parameters`, given with their names in the whole model of `layers` layers.
+    """Fill the materialized `parameters`, given with their names in the whole model of `layers`
+    layers.
 
     Values are drawn on `device`, which is where a parameter lies unless stated.
     """
@@ -952,7 +1149,9 @@ def initialize(
         if is_bias or "norm" in name.rsplit(".", 2)[-2]:
             parameter.fill_(0.0 if is_bias else 1.0)
             continue
-        deviation = DEVIATION / (2 * layers) ** 0.5 if name.endswith(_RESIDUAL_PROJECTIONS) else DEVIATION
+        deviation = (
+            DEVIATION / (2 * layers) ** 0.5 if name.endswith(_RESIDUAL_PROJECTIONS) else DEVIATION
+        )
         generator = torch.Generator(device or parameter.device)
         (held, columns), (height, width) = _held(parameter), parameter.shape
         part = parameter.to_local() if isinstance(parameter, DTensor) else parameter
@@ -972,10 +1171,13 @@ def _held(parameter: nn.Parameter) -> list[range]:
     """Return, for each dimension of the whole parameter, what this rank holds of it."""
     held = [range(size) for size in parameter.shape]
     if isinstance(parameter, DTensor):
-        # Mesh dimensions split from the outermost to the innermost, but for strided ones, which split what those have
-        # left: tensor parallelism is applied before FSDP2 shards, and stands further in.
+        # Mesh dimensions split from the outermost to the innermost, but for strided ones, which
+        # split what those have left: tensor parallelism is applied before FSDP2 shards, and stands
+        # further in.
         mesh, placements = parameter.device_mesh, parameter.placements
-        for number in sorted(range(mesh.ndim), key=lambda number: hasattr(placements[number], "split_factor")):
+        for number in sorted(
+            range(mesh.ndim), key=lambda number: hasattr(placements[number], "split_factor")
+        ):
             along = getattr(placements[number], "dim", None)
             if along is not None:  # as torch.chunk splits
                 size, index = -(-len(held[along]) // mesh.size(number)), mesh.get_local_rank(number)

@@ -1,8 +1,9 @@
-"""Gradients' scale, global norm and clipping, and optimizers, for parameters that may live on different meshes.
+"""Gradients' scale, global norm and clipping, and optimizers, for parameters that may live on
+different meshes.
 
-fp16 keeps magnitudes down to 6e-8 only: the loss is multiplied by a factor before the backward pass and gradients are
-divided by it afterwards (arXiv 1710.03740). A step in which a gradient is not finite changes no weight and halves the
-factor; a long run without one doubles it.
+fp16 keeps magnitudes down to 6e-8 only: the loss is multiplied by a factor before the backward pass
+and gradients are divided by it afterwards (arXiv 1710.03740). A step in which a gradient is not
+finite changes no weight and halves the factor; a long run without one doubles it.
 """
 
 import math
@@ -19,15 +20,21 @@ from torch.optim.sgd import sgd
 from frontrunner.evaluators.trainer import job
 
 COMPUTE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""In what type each precision computes and passes activations between stages; master weights are fp32 in all."""
+"""In what type each precision computes and passes activations between stages; master weights are
+fp32 in all.
+"""
 FIRST_FACTOR = 2.0**16
 STEPS_BEFORE_GROWTH = 2000
 PART_ELEMENTS = 2**22
-"""How many elements' states `NarrowStateOptimizer` widens at a time: 16 MiB for each state in fp32."""
+"""How many elements' states `NarrowStateOptimizer` widens at a time: 16 MiB for each state in
+fp32.
+"""
 
 
 class LossScale:
-    """The loss's factor, the same on every rank as long as every rank updates it alike; 1 for other precisions."""
+    """The loss's factor, the same on every rank as long as every rank updates it alike; 1 for other
+    precisions.
+    """
 
     def __init__(self, precision: job.Precision, device: torch.device) -> None:
         self.is_active = precision == "fp16"
@@ -49,7 +56,9 @@ class LossScale:
 
     @torch.no_grad()
     def unscale_gradients(self, gradients: list[Tensor]) -> Tensor:
-        """Divide this rank's local `gradients` by the factor, in place; returns 1 where one is not finite, else 0."""
+        """Divide this rank's local `gradients` by the factor, in place; returns 1 where one is not
+        finite, else 0.
+        """
         found = torch.zeros(1, device=gradients[0].device)
         inverse = self._factor.reciprocal().to(gradients[0].device)
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse)
@@ -64,7 +73,9 @@ class LossScale:
             self._steps_since_change.zero_()
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors that a continued run must find again; empty where there is no scaling."""
+        """Return the tensors that a continued run must find again; empty where there is no
+        scaling.
+        """
         if not self.is_active:
             return {}
         return {"factor": self._factor, "steps_since_change": self._steps_since_change}
@@ -72,7 +83,9 @@ class LossScale:
 
 @torch.no_grad()
 def settle(parameters: Sequence[nn.Parameter]) -> None:
-    """Bring each gradient into its parameter's placements, which sums what tensor parallelism left as parts."""
+    """Bring each gradient into its parameter's placements, which sums what tensor parallelism left
+    as parts.
+    """
     for parameter in parameters:
         gradient, placements = parameter.grad, getattr(parameter, "placements", None)
         if isinstance(gradient, DTensor) and gradient.placements != placements:
@@ -81,21 +94,27 @@ def settle(parameters: Sequence[nn.Parameter]) -> None:
 
 @torch.no_grad()
 def squared_norm_share(parameters: Sequence[nn.Parameter], *, holders: int) -> Tensor:
-    """Return this rank's share of the squared global norm: summed over all ranks, the shares give the whole.
+    """Return this rank's share of the squared global norm: summed over all ranks, the shares give
+    the whole.
 
-    Of `holders` ranks with the same pipeline stage holders / n hold each of the n shards of a parameter.
+    Of `holders` ranks with the same pipeline stage holders / n hold each of the n shards of a
+    parameter.
     """
-    # A few kernels for all parameters together: one and more a parameter would leave an accelerator waiting.
+    # A few kernels for all parameters together: one and more a parameter would leave an accelerator
+    # waiting.
     gradients: dict[int, list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:
             shards = 1
             if isinstance(parameter, DTensor):
                 sizes, placements = parameter.device_mesh.shape, parameter.placements
-                shards = math.prod(size for size, one in zip(sizes, placements, strict=True) if hasattr(one, "dim"))
+                shards = math.prod(
+                    size for size, one in zip(sizes, placements, strict=True) if hasattr(one, "dim")
+                )
             gradients.setdefault(shards, []).append(local(parameter.grad))
     shares = [
-        torch.stack(torch._foreach_norm(held, dtype=torch.float32)).square().sum() * (shards / holders)
+        torch.stack(torch._foreach_norm(held, dtype=torch.float32)).square().sum()
+        * (shards / holders)
         for shards, held in gradients.items()
     ]
     return torch.stack(shares).sum()
@@ -134,7 +153,8 @@ def build_optimizer(
     common: dict[str, Any] = {"lr": options.learning_rate, "weight_decay": options.weight_decay}
     if options.name == "sgd":
         return torch.optim.SGD(groups, momentum=options.momentum, **common)
-    # One pass over each weight instead of one for each of the update's operations. SGD has none over DTensors.
+    # One pass over each weight instead of one for each of the update's operations. SGD has none
+    # over DTensors.
     common |= {"betas": (options.beta1, options.beta2), "eps": options.epsilon}
     return torch.optim.AdamW(groups, fused=True, **common)
 
@@ -146,7 +166,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 def make_states(optimizer: torch.optim.Optimizer) -> None:
-    """Have the optimizer make the states that it makes at its first step: a step of rate 0 changes no weight."""
+    """Have the optimizer make the states that it makes at its first step: a step of rate 0 changes
+    no weight.
+    """
     rate = optimizer.param_groups[0]["lr"]
     set_learning_rate(optimizer, 0.0)
     for group in optimizer.param_groups:
@@ -158,7 +180,9 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
 
 
 class NarrowStateOptimizer(torch.optim.Optimizer):
-    """AdamW or SGD with momentum whose states are in bf16; torch's update runs on a few at a time, in fp32."""
+    """AdamW or SGD with momentum whose states are in bf16; torch's update runs on a few at a time,
+    in fp32.
+    """
 
     def __init__(self, groups: list[dict[str, Any]], options: job.Optimizer) -> None:
         super().__init__(groups, {"lr": options.learning_rate})
@@ -169,27 +193,49 @@ class NarrowStateOptimizer(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002 - torch's signature
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
-            parts = list(_parts([parameter for parameter in group["params"] if parameter.grad is not None]))
-            # The same room for every part: on a host, touching fresh memory takes longer than the update.
+            parts = list(
+                _parts([parameter for parameter in group["params"] if parameter.grad is not None])
+            )
+            # The same room for every part: on a host, touching fresh memory takes longer than the
+            # update.
             most = max((_elements(part) for part in parts), default=0)
-            room = [torch.empty(most, dtype=torch.float32, device=local(group["params"][0]).device) for _ in self._kept]
+            room = [
+                torch.empty(most, dtype=torch.float32, device=local(group["params"][0]).device)
+                for _ in self._kept
+            ]
             for parameters in parts:
                 self._update(parameters, group["lr"], room)
 
     def _update(self, parameters: list[nn.Parameter], rate: float, room: list[Tensor]) -> None:
         states = [self._state_of(parameter) for parameter in parameters]
-        weights, gradients = [local(parameter) for parameter in parameters], local_gradients(parameters)
+        weights, gradients = (
+            [local(parameter) for parameter in parameters],
+            local_gradients(parameters),
+        )
         steps: list[Tensor] = [state["step"] for state in states]
         narrow = [[local(state[name]) for state in states] for name in self._kept]
         sizes = [weight.numel() for weight in weights]
         flat = [torch.split_with_sizes(one[: sum(sizes)], sizes) for one in room]
-        wide = [[piece.view_as(weight) for piece, weight in zip(one, weights, strict=True)] for one in flat]
+        wide = [
+            [piece.view_as(weight) for piece, weight in zip(one, weights, strict=True)]
+            for one in flat
+        ]
         for target, source in zip(wide, narrow, strict=True):
             torch._foreach_copy_(target, source)
         options = self._options
-        common: dict[str, Any] = {"lr": rate, "weight_decay": options.weight_decay, "maximize": False, "fused": True}
+        common: dict[str, Any] = {
+            "lr": rate,
+            "weight_decay": options.weight_decay,
+            "maximize": False,
+            "fused": True,
+        }
         if options.name == "adamw":
-            common |= {"beta1": options.beta1, "beta2": options.beta2, "eps": options.epsilon, "amsgrad": False}
+            common |= {
+                "beta1": options.beta1,
+                "beta2": options.beta2,
+                "eps": options.epsilon,
+                "amsgrad": False,
+            }
             adamw(weights, gradients, wide[0], wide[1], [], steps, **common)
         else:
             common |= {"momentum": options.momentum, "dampening": 0.0, "nesterov": False}
@@ -201,7 +247,9 @@ class NarrowStateOptimizer(torch.optim.Optimizer):
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=local(parameter).device)
-            state |= {name: torch.zeros_like(parameter, dtype=torch.bfloat16) for name in self._kept}
+            state |= {
+                name: torch.zeros_like(parameter, dtype=torch.bfloat16) for name in self._kept
+            }
         return state
 
 
@@ -212,5 +260,7 @@ def _elements(parameters: Sequence[nn.Parameter]) -> int:
 def _parts(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """Yield the parameters in lists of about `PART_ELEMENTS` elements on this rank."""
     ends = accumulate(local(parameter).numel() for parameter in parameters)
-    for _, part in groupby(zip(parameters, ends, strict=True), key=lambda pair: pair[1] // PART_ELEMENTS):
+    for _, part in groupby(
+        zip(parameters, ends, strict=True), key=lambda pair: pair[1] // PART_ELEMENTS
+    ):
         yield [parameter for parameter, _ in part]

@@ -1,7 +1,9 @@
-"""Probe mode: warm-up steps, measured ones until their time is known, one result file; and profiled steps after them.
+"""Probe mode: warm-up steps, measured ones until their time is known, one result file; and profiled
+steps after them.
 
-torch's profiler and pyinstrument never run at once: each would see what the other costs. `rank-N.trace.json.gz` is a
-Chrome trace, which Perfetto shows, of the traced steps; `rank-N.host.txt` pyinstrument's tree of the sampled ones.
+torch's profiler and pyinstrument never run at once: each would see what the other costs.
+`rank-N.trace.json.gz` is a Chrome trace, which Perfetto shows, of the traced steps;
+`rank-N.host.txt` pyinstrument's tree of the sampled ones.
 """
 
 import statistics
@@ -27,18 +29,24 @@ _DEVICE_ACTIVITIES = {"cuda": [ProfilerActivity.CUDA], "xpu": [ProfilerActivity.
 
 
 def run_probe(context: RunContext, probe: Probe) -> int:
-    """Step until measured, or until a loss is not finite, and write `result.json` on rank 0; return the steps done.
+    """Step until measured, or until a loss is not finite, and write `result.json` on rank 0; return
+    the steps done.
 
-    Steps that overflowed in fp16, which changed no weight, or in which a rank compiled something are not measured.
-    Raises RuntimeError where that leaves none because all compiled; where all overflowed the status is "not-finite".
+    Steps that overflowed in fp16, which changed no weight, or in which a rank compiled something
+    are not measured. Raises RuntimeError where that leaves none because all compiled; where all
+    overflowed the status is "not-finite".
     """
     run = _Probe(context, probe)
     is_finite = run.step_until_known()
     warm_up, measured = run.warm_up_and_measured()
     if is_finite and not measured and len(run.overflowed) < probe.measured_steps:
         too_few = f"probe.warm_up_steps {probe.warm_up_steps} is too few"
-        raise RuntimeError(f"steps {run.compiled} compiled something, which leaves none to measure: {too_few}")
-    compile_time_s = None  # by how much the steps that compiled took longer than the median of the measured ones
+        raise RuntimeError(
+            f"steps {run.compiled} compiled something, which leaves none to measure: {too_few}"
+        )
+    compile_time_s = (
+        None  # by how much the steps that compiled took longer than the median of the measured ones
+    )
     if context.job.recipe.compile and measured:
         usual = statistics.median(measured)
         compile_time_s = sum(max(0.0, run.times_s[number - 1] - usual) for number in run.compiled)
@@ -58,7 +66,9 @@ def run_probe(context: RunContext, probe: Probe) -> int:
 
 
 class _Probe:
-    """The steps run so far, numbered from 1. `ended` says why no more were needed; "limit" where all were taken."""
+    """The steps run so far, numbered from 1. `ended` says why no more were needed; "limit" where
+    all were taken.
+    """
 
     def __init__(self, context: RunContext, probe: Probe) -> None:
         self._context = context
@@ -70,10 +80,15 @@ class _Probe:
         self.overflowed: list[int] = []
 
     def step_until_known(self) -> bool:
-        most, compiles = self._probe.warm_up_steps + self._probe.measured_steps, self._context.job.recipe.compile
+        most, compiles = (
+            self._probe.warm_up_steps + self._probe.measured_steps,
+            self._context.job.recipe.compile,
+        )
         for number in range(1, most + 1):
             graphs = compiled_graphs() if compiles else 0
-            if number == max(1, self._probe.warm_up_steps):  # the last one that may wait for ranks that still read
+            if number == max(
+                1, self._probe.warm_up_steps
+            ):  # the last one that may wait for ranks that still read
                 self._context.stepper.telemetry.watch_processors()
             outcome, seconds = self._context.timed_step(number)
             self._context.stepper.telemetry.stepped()
@@ -97,26 +112,39 @@ class _Probe:
         times = [self.times_s[number - 1] for number in usable]
         if adaptive is None:
             return least, times
-        # At least half of all steps stay, so that a machine that slows down is not taken for one long warm-up.
+        # At least half of all steps stay, so that a machine that slows down is not taken for one
+        # long warm-up.
         most_dropped = max(0, (least + self._probe.measured_steps) // 2 - least)
         kept = settled(times, most_dropped=most_dropped, tolerance=adaptive.precision / 2)
         dropped = len(times) - len(kept)
         return (usable[dropped - 1] if dropped else least), kept
 
     def _usable(self) -> list[int]:
-        """Return the steps after the least warm-up, without those that overflowed or in which a rank compiled."""
+        """Return the steps after the least warm-up, without those that overflowed or in which a
+        rank compiled.
+        """
         steps = range(self._probe.warm_up_steps + 1, len(self.times_s) + 1)
-        return [number for number in steps if number not in self.overflowed and number not in self.compiled]
+        return [
+            number
+            for number in steps
+            if number not in self.overflowed and number not in self.compiled
+        ]
 
     def _has_seen_enough(self) -> bool:
-        """Return whether the probe ends here: rank 0 decides, between two steps, so that no step's time holds it."""
+        """Return whether the probe ends here: rank 0 decides, between two steps, so that no step's
+        time holds it.
+        """
         adaptive = self._probe.adaptive
         # All ranks know these counts: there is nothing to agree on before.
         if adaptive is None or len(self._usable()) < adaptive.min_measured_steps:
             return False
         (_, times), is_enough = self.warm_up_and_measured(), False
         if self._context.rank == 0 and len(times) >= adaptive.min_measured_steps:
-            precision, best_s, most = adaptive.precision, adaptive.best_step_time_s, self._probe.measured_steps
+            precision, best_s, most = (
+                adaptive.precision,
+                adaptive.best_step_time_s,
+                self._probe.measured_steps,
+            )
             found = ending(times, precision=precision, best_step_time_s=best_s, most=most)
             self.ended = found or self.ended
             spent_s = self._context.build_time_s + sum(self.times_s)
@@ -130,24 +158,35 @@ class _Probe:
 
 
 def run_profile(context: RunContext, wanted: Profile, *, steps_done: int) -> None:
-    """Run the profiled steps, after the `steps_done` of the probe and one that pays for the profiler's own start."""
+    """Run the profiled steps, after the `steps_done` of the probe and one that pays for the
+    profiler's own start.
+    """
     numbers, files = count(steps_done + 1), context.folder / f"rank-{context.rank}"
     if wanted.sampled_steps:
         # pyinstrument is optional, and typed against its own classes only.
-        sampler = import_module("pyinstrument").Profiler(interval=SAMPLING_INTERVAL_S, async_mode="disabled")
+        sampler = import_module("pyinstrument").Profiler(
+            interval=SAMPLING_INTERVAL_S, async_mode="disabled"
+        )
         sampler.start()
         for number in islice(numbers, wanted.sampled_steps):
             context.timed_step(number)
         sampler.stop()
-        tree = sampler.output_text(unicode=True, color=False, processor_options={"filter_threshold": LEAST_SHARE})
+        tree = sampler.output_text(
+            unicode=True, color=False, processor_options={"filter_threshold": LEAST_SHARE}
+        )
         files.with_suffix(".host.txt").write_text(tree, encoding="utf-8")
         context.log.write("sampled", steps=wanted.sampled_steps)
     with (
         _recorded_waits(),
         profile(
-            activities=[ProfilerActivity.CPU, *_DEVICE_ACTIVITIES.get(context.stepper.device.type, [])],
+            activities=[
+                ProfilerActivity.CPU,
+                *_DEVICE_ACTIVITIES.get(context.stepper.device.type, []),
+            ],
             schedule=schedule(wait=0, warmup=1, active=wanted.traced_steps, repeat=1),
-            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(files.with_suffix(".trace.json.gz"))),
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(
+                str(files.with_suffix(".trace.json.gz"))
+            ),
         ) as profiler,
     ):
         for number in islice(numbers, 1 + wanted.traced_steps):
@@ -158,7 +197,9 @@ def run_profile(context: RunContext, wanted: Profile, *, steps_done: int) -> Non
 
 @contextmanager
 def _recorded_waits() -> Iterator[None]:
-    """Give each wait for a collective from Python a range in the trace, which else shows no one who waits."""
+    """Give each wait for a collective from Python a range in the trace, which else shows no one who
+    waits.
+    """
     plain = dist.Work.wait
 
     def wait(work: dist.Work, *arguments: Any, **options: Any) -> Any:

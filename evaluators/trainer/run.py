@@ -1,4 +1,6 @@
-"""What every run has: a folder with a log and a result, a limit of memory, and the steps of one engine."""
+"""What every run has: a folder with a log and a result, a limit of memory, and the steps of one
+engine.
+"""
 
 import gc
 import json
@@ -28,7 +30,9 @@ from frontrunner.spaces.document import finite_or_none, write_bytes
 
 RESULT_VERSION = 1
 COLLECT_EVERY_STEPS = 50
-"""All ranks collect garbage at once, between two steps: one that does so in a step of its own holds the others up."""
+"""All ranks collect garbage at once, between two steps: one that does so in a step of its own holds
+the others up.
+"""
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
@@ -37,15 +41,18 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process at once: tearing down the interpreter under torch's threads at times ends a finished rank with
-    an abort."""
+    """End this process at once: tearing down the interpreter under torch's threads at times ends a
+    finished rank with an abort.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 class ProgressLog:
-    """`progress.jsonl`: one event per line, on disk as soon as it is written; ranks other than 0 pass None."""
+    """`progress.jsonl`: one event per line, on disk as soon as it is written; ranks other than 0
+    pass None.
+    """
 
     def __init__(self, path: Path | None, *, append: bool) -> None:
         mode = "a" if append else "w"
@@ -61,7 +68,8 @@ class ProgressLog:
 class StepOutcome:
     """Mean loss over the global batch; global gradient norm before clipping, where the job clips.
 
-    `overflowed`: a gradient passed fp16's range, so that the step changed no weight. `loss_scale` is the next step's.
+    `overflowed`: a gradient passed fp16's range, so that the step changed no weight. `loss_scale`
+    is the next step's.
     """
 
     loss: float
@@ -72,7 +80,9 @@ class StepOutcome:
     @property
     def is_finite(self) -> bool:
         """Whether training can go on."""
-        return math.isfinite(self.loss) and (self.gradient_norm is None or math.isfinite(self.gradient_norm))
+        return math.isfinite(self.loss) and (
+            self.gradient_norm is None or math.isfinite(self.gradient_norm)
+        )
 
 
 class Stepper(ABC):
@@ -83,7 +93,9 @@ class Stepper(ABC):
 
     def __init__(self, job: Job, layout: Layout, data: Tokens, device: torch.device) -> None:
         self.telemetry = Telemetry(device)  # before anything is built
-        self._kernels = ExitStack()  # for as long as this process trains, also in what torch.compile traces
+        self._kernels = (
+            ExitStack()
+        )  # for as long as this process trains, also in what torch.compile traces
         self._kernels.enter_context(attention_order(device))
         self.telemetry.attention = None if device.type == "cpu" else attention_kernel(job, device)
         self.job = job
@@ -97,22 +109,30 @@ class Stepper(ABC):
         """Train on the global batch of step `number`. Returns once this rank's device is done."""
 
     def begin(self, number: int) -> Callable[[], StepOutcome]:
-        """Begin step `number`, and return what waits for it; where `runs_ahead` another may begin before."""
+        """Begin step `number`, and return what waits for it; where `runs_ahead` another may begin
+        before.
+        """
         outcome = self.step(number)
         return lambda: outcome
 
     @abstractmethod
     def loss_share(self, batch: Batch) -> Tensor:
-        """Return this rank's share of the batch's mean loss, which is the sum of all ranks' shares; no gradients."""
+        """Return this rank's share of the batch's mean loss, which is the sum of all ranks' shares;
+        no gradients.
+        """
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """Return every tensor that training goes on from, by names that mean the same on all ranks."""
+        """Return every tensor that training goes on from, by names that mean the same on all
+        ranks.
+        """
 
     def layout_of_state(self) -> dict[str, Tensor]:
-        """Return what checkpoints hold beside `state`, so that others than training can read that; nothing by default.
+        """Return what checkpoints hold beside `state`, so that others than training can read that;
+        nothing by default.
 
-        Training does not go on from it."""
+        Training does not go on from it.
+        """
         return {}
 
     @abstractmethod
@@ -149,7 +169,9 @@ def synchronize(device: torch.device) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """One rank of a job, built and ready to step. `build_time_s` is from the rank's start to here."""
+    """One rank of a job, built and ready to step. `build_time_s` is from the rank's start to
+    here.
+    """
 
     job: Job
     rank: int
@@ -168,7 +190,9 @@ class RunContext:
         return self.job.recipe.global_batch_seqs * self.job.sequence_length
 
     def timed_step(self, number: int) -> tuple[StepOutcome, float]:
-        """Train on step `number` (counted from 1), log it, and return the outcome and its seconds."""
+        """Train on step `number` (counted from 1), log it, and return the outcome and its
+        seconds.
+        """
         start = time.monotonic()
         with record_function(STEP_RANGE):
             outcome = self.stepper.step(number)
@@ -192,14 +216,20 @@ class RunContext:
 
     def write_result(self, status: str, **values: Any) -> None:
         """Write `result.json` on rank 0. Every rank must call it."""
-        result = {"version": RESULT_VERSION, "status": status, **values, "build_time_s": self.build_time_s}
+        result = {
+            "version": RESULT_VERSION,
+            "status": status,
+            **values,
+            "build_time_s": self.build_time_s,
+        }
         result |= self.stepper.telemetry.describe()
         if self.rank == 0:
             write_json(self.folder / "result.json", result)
 
 
 def limit_memory(device: torch.device, limit_bytes: int) -> None:
-    """Make allocations fail that would take this rank above `limit_bytes`; a MemoryError where it is above already.
+    """Make allocations fail that would take this rank above `limit_bytes`; a MemoryError where it
+    is above already.
 
     RLIMIT_DATA bounds a process's private writable memory; what else it has resident is taken off.
     """
@@ -217,11 +247,15 @@ def limit_memory(device: torch.device, limit_bytes: int) -> None:
 
 
 def as_memory_error(error: Exception) -> Exception:
-    """Return a MemoryError for a thread's stack beyond the limit, which the kernel calls "try again"; others as is."""
+    """Return a MemoryError for a thread's stack beyond the limit, which the kernel calls "try
+    again"; others as is.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if limit == resource.RLIM_INFINITY or "Resource temporarily unavailable" not in str(error):
         return error
-    return MemoryError(f"out of memory: the limit of {_gib(limit)} is too low even to start a thread ({error})")
+    return MemoryError(
+        f"out of memory: the limit of {_gib(limit)} is too low even to start a thread ({error})"
+    )
 
 
 def _gib(size_bytes: int) -> str:

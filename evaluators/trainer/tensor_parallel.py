@@ -1,13 +1,14 @@
 """Tensor parallelism, with or without sequence parallelism.
 
-Weights are split as in Megatron-LM (arXiv 1909.08053): query, key, value and the feed-forward's first matrices by
-columns, the matrices after them by rows, embedding and head by the vocabulary. Without sequence parallelism the
-activations between the parts of a block are whole on every rank; with it (arXiv 2205.05198) each rank holds S / t
-neighboring positions there.
+Weights are split as in Megatron-LM (arXiv 1909.08053): query, key, value and the feed-forward's
+first matrices by columns, the matrices after them by rows, embedding and head by the vocabulary.
+Without sequence parallelism the activations between the parts of a block are whole on every rank;
+with it (arXiv 2205.05198) each rank holds S / t neighboring positions there.
 
-Weights are DTensors; all that lies before the last norm computes on plain tensors, since an operator on DTensors takes
-the host several times as long (docs/measurements.md). Last norm and head are torch's DTensor plans; logits stay split
-over the vocabulary, and the loss is computed under `loss_parallel`.
+Weights are DTensors; all that lies before the last norm computes on plain tensors, since an
+operator on DTensors takes the host several times as long (docs/measurements.md). Last norm and head
+are torch's DTensor plans; logits stay split over the vocabulary, and the loss is computed under
+`loss_parallel`.
 
 Shapes below: B sequences, S tokens, D hidden width, t tensor-parallel ranks.
 """
@@ -18,7 +19,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor, parallel
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    parallel,
+)
 from torch.nn import functional
 
 from frontrunner.evaluators.trainer.layout import exchanged
@@ -38,14 +47,17 @@ class TensorRanks:
         self.gradients_between: tuple[Placement, ...] = (Partial(),) if sequence_parallel else ()
 
     def enter(self, x: Tensor) -> Tensor:
-        """[B, S or S / t, D] between parts -> [B, S, D] for a part; backward the sum of the ranks' gradients."""
+        """[B, S or S / t, D] between parts -> [B, S, D] for a part; backward the sum of the ranks'
+        gradients.
+        """
         return exchanged(x, self._whole, self._summed)
 
     def leave(self, x: Tensor) -> Tensor:
         """[B, S, D], each rank's summand -> their sum, [B, S or S / t, D]."""
         return exchanged(x, self._summed, self._whole)
 
-    # Chunks that are joined along S, and the other way round, are what `overlap_when_compiled` finds.
+    # Chunks that are joined along S, and the other way round, are what `overlap_when_compiled`
+    # finds.
     def _whole(self, x: Tensor) -> Tensor:
         if not self._sequence_parallel:
             return x.view_as(x)
@@ -55,9 +67,15 @@ class TensorRanks:
 
     def _summed(self, x: Tensor) -> Tensor:
         if not self._sequence_parallel:
-            return _waited(torch.ops._c10d_functional.all_reduce(x.contiguous(), "sum", self._group_name))
+            return _waited(
+                torch.ops._c10d_functional.all_reduce(x.contiguous(), "sum", self._group_name)
+            )
         parts = torch.cat(x.chunk(self.size, dim=1))
-        return _waited(torch.ops._c10d_functional.reduce_scatter_tensor(parts, "sum", self.size, self._group_name))
+        return _waited(
+            torch.ops._c10d_functional.reduce_scatter_tensor(
+                parts, "sum", self.size, self._group_name
+            )
+        )
 
 
 def _waited(tensor: Tensor) -> Tensor:
@@ -67,17 +85,25 @@ def _waited(tensor: Tensor) -> Tensor:
 class OnLocalWeight(nn.Module):
     """A module with a weight and perhaps a bias, with this rank's parts of which it computes."""
 
-    def __init__(self, whole: nn.Module, ranks: TensorRanks, weight: Placement, bias: Placement | None = None) -> None:
+    def __init__(
+        self, whole: nn.Module, ranks: TensorRanks, weight: Placement, bias: Placement | None = None
+    ) -> None:
         super().__init__()
         self._ranks = ranks
         self.product: Callable[..., Tensor] = functional.linear
         for name, placement in (("weight", weight), ("bias", bias or weight)):
             tensor = cast("Tensor | None", getattr(whole, name, None))
-            placed = None if tensor is None else nn.Parameter(distribute_tensor(tensor, ranks.mesh, [placement]))
+            placed = (
+                None
+                if tensor is None
+                else nn.Parameter(distribute_tensor(tensor, ranks.mesh, [placement]))
+            )
             self.register_parameter(name, placed)
 
     def _local_weight(self, *gradients: Placement) -> Tensor:
-        """Return this rank's part; `gradients` says what its gradient is, if not a part like the weight's."""
+        """Return this rank's part; `gradients` says what its gradient is, if not a part like the
+        weight's.
+        """
         return _local(cast("nn.Parameter", self.weight), gradients)
 
     def _local_bias(self, *gradients: Placement) -> Tensor | None:
@@ -85,7 +111,9 @@ class OnLocalWeight(nn.Module):
         return None if self.bias is None else _local(cast("nn.Parameter", self.bias), gradients)
 
     def make_plain(self) -> list[nn.Parameter]:
-        """Hold this rank's parts as plain tensors from now on, and return those that are not the whole."""
+        """Hold this rank's parts as plain tensors from now on, and return those that are not the
+        whole.
+        """
         split = []
         for name, parameter in list(self.named_parameters()):
             plain = nn.Parameter(cast("DTensor", parameter).to_local().detach())
@@ -95,7 +123,11 @@ class OnLocalWeight(nn.Module):
 
 
 def _local(parameter: nn.Parameter, gradients: tuple[Placement, ...]) -> Tensor:
-    return parameter.to_local(grad_placements=gradients or None) if isinstance(parameter, DTensor) else parameter
+    return (
+        parameter.to_local(grad_placements=gradients or None)
+        if isinstance(parameter, DTensor)
+        else parameter
+    )
 
 
 class SplitLinear(OnLocalWeight):
@@ -125,7 +157,8 @@ class SummedLinear(OnLocalWeight):
         out = self._ranks.leave(self.product(x, self._local_weight()))
         if self.bias is None:
             return out
-        # Added after the sum, so once; over this rank's positions its gradient is a part of a sum over the ranks.
+        # Added after the sum, so once; over this rank's positions its gradient is a part of a sum
+        # over the ranks.
         return out + cast("Tensor", self._local_bias(*self._ranks.gradients_between))
 
 
@@ -134,15 +167,21 @@ class SplitEmbedding(OnLocalWeight):
 
     def __init__(self, whole: nn.Embedding, ranks: TensorRanks) -> None:
         super().__init__(whole, ranks, Shard(0))
-        rows_of_others = -(-whole.num_embeddings // ranks.size)  # the last ranks may have fewer, or none
+        rows_of_others = -(
+            -whole.num_embeddings // ranks.size
+        )  # the last ranks may have fewer, or none
         self._first_row = ranks.number * rows_of_others
 
     def forward(self, rows: Tensor) -> Tensor:
         """Numbers of rows [B, S] -> [B, S or S / t, D]."""
         weight = self._local_weight()
         numbers = rows - self._first_row
-        if weight.shape[0] == 0:  # a short table over many ranks; the sum keeps the weight in the graph
-            return self._ranks.leave(rows.new_zeros((*rows.shape, weight.shape[1]), dtype=weight.dtype) + weight.sum())
+        if (
+            weight.shape[0] == 0
+        ):  # a short table over many ranks; the sum keeps the weight in the graph
+            return self._ranks.leave(
+                rows.new_zeros((*rows.shape, weight.shape[1]), dtype=weight.dtype) + weight.sum()
+            )
         elsewhere = (numbers < 0) | (numbers >= weight.shape[0])
         found = functional.embedding(numbers.masked_fill(elsewhere, 0), weight)
         return self._ranks.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0.0))
@@ -151,8 +190,8 @@ class SplitEmbedding(OnLocalWeight):
 class ReplicatedHeads(OnLocalWeight):
     """A key or value projection for more tensor-parallel ranks than key-value heads.
 
-    Every rank keeps the whole weight and computes the one head that its query heads use, so that each rank's gradients,
-    of the weight and of the input, are parts of a sum over the ranks.
+    Every rank keeps the whole weight and computes the one head that its query heads use, so that
+    each rank's gradients, of the weight and of the input, are parts of a sum over the ranks.
     """
 
     def __init__(self, whole: nn.Module, ranks: TensorRanks, head_rows: slice) -> None:
@@ -163,12 +202,16 @@ class ReplicatedHeads(OnLocalWeight):
         """[B, S, D] -> this rank's head [B, S, head width]."""
         bias = self._local_bias(Partial())
         return self.product(
-            x, self._local_weight(Partial())[self._head_rows], None if bias is None else bias[self._head_rows]
+            x,
+            self._local_weight(Partial())[self._head_rows],
+            None if bias is None else bias[self._head_rows],
         )
 
 
 class SequenceLinear(OnLocalWeight):
-    """A whole linear layer, over this rank's positions or for its heads; its gradient is a part of the ranks' sum."""
+    """A whole linear layer, over this rank's positions or for its heads; its gradient is a part of
+    the ranks' sum.
+    """
 
     def __init__(self, whole: nn.Module, ranks: TensorRanks) -> None:
         super().__init__(whole, ranks, Replicate())
@@ -179,7 +222,9 @@ class SequenceLinear(OnLocalWeight):
 
 
 class SequenceNorm(OnLocalWeight):
-    """A norm over this rank's positions or heads; its gradients are parts of a sum over the ranks."""
+    """A norm over this rank's positions or heads; its gradients are parts of a sum over the
+    ranks.
+    """
 
     def __init__(self, whole: nn.RMSNorm | nn.LayerNorm, ranks: TensorRanks) -> None:
         super().__init__(whole, ranks, Replicate())
@@ -196,13 +241,17 @@ class SequenceNorm(OnLocalWeight):
         return functional.rms_norm(x, self._shape, weight, self._epsilon)
 
 
-def apply_tensor_parallel(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+def apply_tensor_parallel(
+    model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_parallel: bool
+) -> None:
     """Split `model`, in place, over the ranks of the 1-D `mesh`."""
     ranks = split_blocks(model, shape, mesh, sequence_parallel=sequence_parallel)
     if model.embedding is not None:
         model.embedding.tokens = cast("Any", SplitEmbedding(model.embedding.tokens, ranks))
         if model.embedding.positions is not None:
-            model.embedding.positions = cast("Any", SplitEmbedding(model.embedding.positions, ranks))
+            model.embedding.positions = cast(
+                "Any", SplitEmbedding(model.embedding.positions, ranks)
+            )
     if model.head is None:
         return
     between: Placement = Shard(1) if sequence_parallel else Replicate()
@@ -210,13 +259,17 @@ def apply_tensor_parallel(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequenc
         input_layouts=between, output_layouts=Shard(-1), use_local_output=False
     )
     if isinstance(model.head, TiedHead):
-        head = parallel.PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))
+        head = parallel.PrepareModuleInput(
+            input_layouts=(between,), desired_input_layouts=(Replicate(),)
+        )
     plan = {"head": head} | ({"norm": parallel.SequenceParallel()} if sequence_parallel else {})
     parallel.parallelize_module(model, mesh, plan)
 
 
 def overlap_when_compiled(mesh: DeviceMesh) -> None:
-    """Have torch.compile overlap gathers and sums over `mesh` with the products beside them from now on."""
+    """Have torch.compile overlap gathers and sums over `mesh` with the products beside them from
+    now on.
+    """
     from torch._inductor import config
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
@@ -224,7 +277,9 @@ def overlap_when_compiled(mesh: DeviceMesh) -> None:
     enable_symm_mem_for_group(mesh.get_group().group_name)
 
 
-def split_blocks(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_parallel: bool) -> TensorRanks:
+def split_blocks(
+    model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_parallel: bool
+) -> TensorRanks:
     """Split the blocks of `model`, in place, and leave embedding, last norm and head whole."""
     ranks = TensorRanks(mesh, sequence_parallel=sequence_parallel)
 
@@ -241,7 +296,8 @@ def split_blocks(model: Gpt, shape: Model, mesh: DeviceMesh, *, sequence_paralle
         for part in parts:
             for name, whole in list(part.named_children()):
                 setattr(part, name, _split(name, whole, shape, ranks))
-            # At the part's input and not in each layer, so that the gradients of its several uses are summed once.
+            # At the part's input and not in each layer, so that the gradients of its several uses
+            # are summed once.
             part.register_forward_pre_hook(enter)
         if sequence_parallel:
             for name, norm in list(block.named_children()):
@@ -257,9 +313,13 @@ def _split(name: str, whole: nn.Module, shape: Model, ranks: TensorRanks) -> OnL
         return SplitSinks(whole, ranks, Shard(0))
     if name.endswith("_norm"):
         return SequenceNorm(cast("Any", whole), ranks)
-    if name.endswith("_down"):  # each rank has the latent vectors whole, and gradients of its own heads
+    if name.endswith(
+        "_down"
+    ):  # each rank has the latent vectors whole, and gradients of its own heads
         return SequenceLinear(whole, ranks)
     if name in ("key", "value") and shape.kv_heads < ranks.size:
         head = ranks.number * shape.kv_heads // ranks.size
-        return ReplicatedHeads(whole, ranks, slice(head * shape.head_dim, (head + 1) * shape.head_dim))
+        return ReplicatedHeads(
+            whole, ranks, slice(head * shape.head_dim, (head + 1) * shape.head_dim)
+        )
     return SplitLinear(whole, ranks, Shard(0))

@@ -1,7 +1,8 @@
 """The torch engine: steps of training over one rank's part of the model.
 
-A part is made in the order that keeps memory low and weights independent of the parallel form: modules on the meta
-device, tensor parallelism, data parallelism, then storage for the local shards only, then seeded values.
+A part is made in the order that keeps memory low and weights independent of the parallel form:
+modules on the meta device, tensor parallelism, data parallelism, then storage for the local shards
+only, then seeded values.
 """
 
 import math
@@ -16,7 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    get_schedule_class,
+)
 from torch.distributed.tensor.parallel import loss_parallel
 
 from frontrunner.evaluators.trainer import optimizer
@@ -25,9 +30,20 @@ from frontrunner.evaluators.trainer.data_parallel import FsdpReplicas, Replicas,
 from frontrunner.evaluators.trainer.expert_parallel import ExpertLoads, apply_expert_parallel
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout, stage_layers, stages_of_rank
-from frontrunner.evaluators.trainer.model import Balance, Block, FeedForward, Gpt, initialize, mean_cross_entropy
+from frontrunner.evaluators.trainer.model import (
+    Balance,
+    Block,
+    FeedForward,
+    Gpt,
+    initialize,
+    mean_cross_entropy,
+)
 from frontrunner.evaluators.trainer.run import StepOutcome, Stepper, synchronize
-from frontrunner.evaluators.trainer.tensor_parallel import OnLocalWeight, apply_tensor_parallel, overlap_when_compiled
+from frontrunner.evaluators.trainer.tensor_parallel import (
+    OnLocalWeight,
+    apply_tensor_parallel,
+    overlap_when_compiled,
+)
 from frontrunner.spaces.legality import FP8_MULTIPLES
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, SPLIT_BACKWARD_SCHEDULES
 from frontrunner.spaces.stages import rank_of_stage
@@ -40,7 +56,8 @@ def compiled(function: Callable[..., Tensor], device_type: str) -> Callable[...,
     if device_type == "cpu":
         from torch._inductor import config
 
-        # Ranks share the machine's cores, and a pool of compiling processes would outlive a rank that is killed.
+        # Ranks share the machine's cores, and a pool of compiling processes would outlive a rank
+        # that is killed.
         config.compile_threads = 1
     return torch.compile(function, fullgraph=True)
 
@@ -53,33 +70,51 @@ def compiled_graphs() -> int:
 
 
 def micro_batch_loss(output: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of one micro-batch from the last stage's output: logits, or the loss where it was chunked."""
+    """Return the loss of one micro-batch from the last stage's output: logits, or the loss where it
+    was chunked.
+    """
     return mean_cross_entropy(output, targets) if output.dim() > 0 else output
 
 
 def multiply_in_8_bits(module: Gpt, scaling: str, *, emulate: bool = False) -> None:
-    """Have the blocks' linear layers, but routers and experts, multiply factors that torchao scales to 8 bits.
+    """Have the blocks' linear layers, but routers and experts, multiply factors that torchao scales
+    to 8 bits.
 
-    `emulate` multiplies in fp32 what was rounded to 8 bits, for a look at the numbers on a device without.
+    `emulate` multiplies in fp32 what was rounded to 8 bits, for a look at the numbers on a device
+    without.
     """
-    convert, product = (_by_blocks if scaling == "mxfp8" else _by_tensor_or_row)(scaling, emulate=emulate)
+    convert, product = (_by_blocks if scaling == "mxfp8" else _by_tensor_or_row)(
+        scaling, emulate=emulate
+    )
     for block in cast("Iterable[Block]", module.blocks.values()):
-        for part in (block.attention, *(one for one in block.modules() if isinstance(one, FeedForward))):
+        for part in (
+            block.attention,
+            *(one for one in block.modules() if isinstance(one, FeedForward)),
+        ):
             convert(part)
             for split in part.modules():
                 if isinstance(split, OnLocalWeight):
                     split.product = product
 
 
-def _by_tensor_or_row(scaling: str, *, emulate: bool) -> tuple[Callable[[nn.Module], object], Callable[..., Tensor]]:
-    """Return what converts the linear layers of a module, and the product of an input and a weight."""
+def _by_tensor_or_row(
+    scaling: str, *, emulate: bool
+) -> tuple[Callable[[nn.Module], object], Callable[..., Tensor]]:
+    """Return what converts the linear layers of a module, and the product of an input and a
+    weight.
+    """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
 
-    config, least = replace(Float8LinearConfig.from_recipe_name(scaling), emulate=emulate), FP8_MULTIPLES[scaling]
+    config, least = (
+        replace(Float8LinearConfig.from_recipe_name(scaling), emulate=emulate),
+        FP8_MULTIPLES[scaling],
+    )
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        out: Tensor = matmul_with_hp_or_float8_args.apply(x, weight.t(), like.linear_mm_config, config)
+        out: Tensor = matmul_with_hp_or_float8_args.apply(
+            x, weight.t(), like.linear_mm_config, config
+        )
         return out if bias is None else out + bias
 
     with torch.device("meta"):
@@ -87,8 +122,12 @@ def _by_tensor_or_row(scaling: str, *, emulate: bool) -> tuple[Callable[[nn.Modu
     return partial(convert_to_float8_training, config=config), product
 
 
-def _by_blocks(_: str, *, emulate: bool) -> tuple[Callable[[nn.Module], object], Callable[..., Tensor]]:
-    """Return the same for factors that are scaled by blocks of 32 values, whose scales are powers of two."""
+def _by_blocks(
+    _: str, *, emulate: bool
+) -> tuple[Callable[[nn.Module], object], Callable[..., Tensor]]:
+    """Return the same for factors that are scaled by blocks of 32 values, whose scales are powers
+    of two.
+    """
     from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear, _to_mxfp8_then_scaled_mm
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
@@ -116,9 +155,13 @@ def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -
     recipe = job.recipe
     with torch.device("meta"):
         length = job.sequence_length
-        module = Gpt(job.model, sequence_length=length, layers=layers, recipe=recipe, context=layout.context)
+        module = Gpt(
+            job.model, sequence_length=length, layers=layers, recipe=recipe, context=layout.context
+        )
     if recipe.tensor_parallel > 1:
-        apply_tensor_parallel(module, job.model, layout.mesh["tensor"], sequence_parallel=recipe.sequence_parallel)
+        apply_tensor_parallel(
+            module, job.model, layout.mesh["tensor"], sequence_parallel=recipe.sequence_parallel
+        )
     if recipe.fp8 != "none":
         multiply_in_8_bits(module, recipe.fp8)
     if layout.experts is not None:
@@ -152,14 +195,20 @@ class TorchStepper(Stepper):
             for stage in stages_of_rank(recipe, layout.pipeline_rank)
         }
         self._balances: dict[str, Balance] = {}
-        for name, mixture in (one for part in self._parts.values() for one in cast("Gpt", part.model).mixtures.items()):
+        for name, mixture in (
+            one for part in self._parts.values() for one in cast("Gpt", part.model).mixtures.items()
+        ):
             mixture.weigh = lambda loss: self.scale.scaled(loss / recipe.accumulation)
             if mixture.balance is not None:
                 self._balances[name] = mixture.balance.on(device)
         self._named = [named for part in self._parts.values() for named in part.named_parameters()]
         self._parameters = [parameter for _, parameter in self._named]
-        self.optimizer = optimizer.build_optimizer(job.optimizer, self._parameters, state=recipe.optimizer_state)
-        self._holders = recipe.copies * recipe.tensor_parallel  # the ranks that hold the same pipeline stage
+        self.optimizer = optimizer.build_optimizer(
+            job.optimizer, self._parameters, state=recipe.optimizer_state
+        )
+        self._holders = (
+            recipe.copies * recipe.tensor_parallel
+        )  # the ranks that hold the same pipeline stage
         if job.model.experts and job.mode == "probe":
             models = [part.model for part in self._parts.values()]
             self.telemetry.experts = ExpertLoads(models, job.model, ranks_of_stage=self._holders)
@@ -168,14 +217,16 @@ class TorchStepper(Stepper):
         self._kept = torch.empty(0)
         self._ahead: tuple[int, Batch] | None = None
         self._loss_of: LossFunction = micro_batch_loss
-        # Compiled, the loss's fp32 copies of the logits are never written to memory. Not where the logits are split
-        # over the vocabulary: that loss is torch's own for DTensors.
+        # Compiled, the loss's fp32 copies of the logits are never written to memory. Not where the
+        # logits are split over the vocabulary: that loss is torch's own for DTensors.
         if recipe.compile and recipe.loss_chunks == 1 and recipe.tensor_parallel == 1:
             self._loss_of = compiled(micro_batch_loss, device_type=job.device)
 
     @abstractmethod
     def _forward_backward(self, batch: Batch) -> Tensor:
-        """Accumulate gradients of the batch's mean loss; return the loss where the last layer is, 0 elsewhere."""
+        """Accumulate gradients of the batch's mean loss; return the loss where the last layer is, 0
+        elsewhere.
+        """
 
     def _forward(self, batch: Batch) -> Tensor:
         """Return the batch's mean loss where the last layer is, 0 elsewhere."""
@@ -183,12 +234,18 @@ class TorchStepper(Stepper):
         for micro_batch in batch.split(self.recipe.micro_batch_seqs):
             options = self._for_chunks(micro_batch) if self._holds_last_stage else {}
             for stage, part in self._parts.items():
-                x = micro_batch.inputs if stage == 0 else self._receive(stage - 1, micro_batch.inputs)
+                x = (
+                    micro_batch.inputs
+                    if stage == 0
+                    else self._receive(stage - 1, micro_batch.inputs)
+                )
                 output = cast("Tensor", part.model(x, **options))
                 if stage < self.recipe.stages - 1:
                     self._send(stage + 1, output)
                 else:
-                    total += micro_batch_loss(output, micro_batch.targets) / self.recipe.accumulation
+                    total += (
+                        micro_batch_loss(output, micro_batch.targets) / self.recipe.accumulation
+                    )
         return total
 
     def _receive(self, source_stage: int, tokens: Tensor) -> Tensor:
@@ -199,7 +256,9 @@ class TorchStepper(Stepper):
         if self.recipe.sequence_parallel:
             sequence //= self.recipe.tensor_parallel
         dtype = optimizer.COMPUTE_TYPES[self.job.precision]
-        x = torch.empty(tokens.shape[0], sequence, self.job.model.hidden, dtype=dtype, device=self.device)
+        x = torch.empty(
+            tokens.shape[0], sequence, self.job.model.hidden, dtype=dtype, device=self.device
+        )
         self._exchange(dist.P2POp(dist.irecv, x, group=self._pipeline, group_peer=source))
         return x
 
@@ -208,11 +267,15 @@ class TorchStepper(Stepper):
         if target == self.layout.pipeline_rank:
             self._kept = output
             return
-        self._exchange(dist.P2POp(dist.isend, output.contiguous(), group=self._pipeline, group_peer=target))
+        self._exchange(
+            dist.P2POp(dist.isend, output.contiguous(), group=self._pipeline, group_peer=target)
+        )
 
     @staticmethod
     def _exchange(message: dist.P2POp) -> None:
-        """Send or receive on the schedule's own communicator: alone, NCCL would make another one for each pair."""
+        """Send or receive on the schedule's own communicator: alone, NCCL would make another one
+        for each pair.
+        """
         for work in dist.batch_isend_irecv([message]):
             work.wait()
 
@@ -225,7 +288,9 @@ class TorchStepper(Stepper):
     def begin(self, number: int) -> Callable[[], StepOutcome]:
         """See Stepper."""
         ahead, self._ahead = self._ahead, None
-        batch = ahead[1] if ahead is not None and ahead[0] == number else self.training_batch(number)
+        batch = (
+            ahead[1] if ahead is not None and ahead[0] == number else self.training_batch(number)
+        )
         totals = self._totals(self._forward_backward(batch))
         clips_at = self.job.optimizer.gradient_clip_norm
         overflowed = False
@@ -240,7 +305,10 @@ class TorchStepper(Stepper):
         self._move_balances()
         self.optimizer.zero_grad()
         if self.device.type != "cpu":
-            self._ahead = number + 1, self.training_batch(number + 1)  # while the device is busy with this step
+            self._ahead = (
+                number + 1,
+                self.training_batch(number + 1),
+            )  # while the device is busy with this step
         factor = self.scale.factor if self.scale.is_active else None
         if self.runs_ahead:
             totals = torch.empty(3, pin_memory=True).copy_(totals, non_blocking=True)
@@ -252,12 +320,16 @@ class TorchStepper(Stepper):
                 done.synchronize()
             mean_loss, squared_norm, _ = totals.tolist()
             norm = None if clips_at is None or overflowed else math.sqrt(squared_norm)
-            return StepOutcome(loss=mean_loss, gradient_norm=norm, overflowed=overflowed, loss_scale=factor)
+            return StepOutcome(
+                loss=mean_loss, gradient_norm=norm, overflowed=overflowed, loss_scale=factor
+            )
 
         return finish
 
     def _totals(self, loss: Tensor) -> Tensor:
-        """Settle the gradients and take their scale off; sum loss, squared norm and overflows over all ranks."""
+        """Settle the gradients and take their scale off; sum loss, squared norm and overflows over
+        all ranks.
+        """
         for part in self._parts.values():
             part.finish_step()
         optimizer.settle(self._parameters)
@@ -280,7 +352,9 @@ class TorchStepper(Stepper):
         return loss / self._holders
 
     def state(self) -> dict[str, Tensor]:
-        """See Stepper. Names are those of the whole model, with the optimizer's states next to each parameter."""
+        """See Stepper. Names are those of the whole model, with the optimizer's states next to each
+        parameter.
+        """
         state = {f"loss_scale.{key}": value for key, value in self.scale.state().items()}
         state |= {f"balance.{name}": balance.bias for name, balance in self._balances.items()}
         for name, parameter in self._named:
@@ -301,7 +375,9 @@ class TorchStepper(Stepper):
             part.publish()
 
     def _move_balances(self) -> None:
-        """Move the biases that balance experts by the step's tokens, of which each rank of a stage has some."""
+        """Move the biases that balance experts by the step's tokens, of which each rank of a stage
+        has some.
+        """
         if not self._balances:
             return
         passes = self.recipe.accumulation * self.recipe.feed_forward_tiles
@@ -318,7 +394,9 @@ class TorchStepper(Stepper):
         return cast("AbstractContextManager[Any]", loss_parallel()) if split else nullcontext()
 
     def _for_chunks(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the targets with which the last stage computes a chunked loss; other stages ignore them."""
+        """Return the targets with which the last stage computes a chunked loss; other stages ignore
+        them.
+        """
         return {"targets": batch.targets} if self.recipe.loss_chunks > 1 else {}
 
 
@@ -340,7 +418,9 @@ class WholeStepper(TorchStepper):
 
 
 class PipelineStepper(TorchStepper):
-    """Some stages of the model: a schedule runs the micro-batches through the ranks of the pipeline."""
+    """Some stages of the model: a schedule runs the micro-batches through the ranks of the
+    pipeline.
+    """
 
     def __init__(self, job: Job, layout: Layout, data: Tokens, device: torch.device) -> None:
         super().__init__(job, layout, data, device)
@@ -363,7 +443,9 @@ class PipelineStepper(TorchStepper):
 
 
 class _Opaque(nn.Module):
-    """Hides an FSDP2 root from torch's schedules, which would otherwise decide when it gathers and reduces."""
+    """Hides an FSDP2 root from torch's schedules, which would otherwise decide when it gathers and
+    reduces.
+    """
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -374,16 +456,21 @@ class _Opaque(nn.Module):
 
 
 class Stage(PipelineStage):
-    """A stage whose rank may hold its neighbor too: torch 2.11 has them greet by a message to itself; gloo has none."""
+    """A stage whose rank may hold its neighbor too: torch 2.11 has them greet by a message to
+    itself; gloo has none.
+    """
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+        return [
+            op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank
+        ]
 
 
 class ReplicatedStage(Stage):
     """A stage whose gradients are reduced as its `Replicas` say.
 
-    torch's own stage reduces once, after the last pass, for every sharding: ZeRO-2 and ZeRO-3 would be ZeRO-1.
+    torch's own stage reduces once, after the last pass, for every sharding: ZeRO-2 and ZeRO-3 would
+    be ZeRO-1.
     """
 
     def __init__(self, replicas: Replicas, **options: Any) -> None:
@@ -406,7 +493,9 @@ class ReplicatedStage(Stage):
 def build_schedule(
     parts: Mapping[int, Replicas], layout: Layout, loss: Any, device: torch.device
 ) -> PipelineScheduleSingle | PipelineScheduleMulti:
-    """Return the schedule over this rank's stages, in ascending order; `loss` divides by the micro-batches."""
+    """Return the schedule over this rank's stages, in ascending order; `loss` divides by the
+    micro-batches.
+    """
     recipe = layout.recipe
     stages: list[PipelineStage] = []
     for number, replicas in parts.items():

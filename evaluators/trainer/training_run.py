@@ -1,7 +1,9 @@
-"""Train mode: a full training run with a learning-rate schedule, evaluation, metrics and checkpoints.
+"""Train mode: a full training run with a learning-rate schedule, evaluation, metrics and
+checkpoints.
 
-Started again on the same run folder, it continues from the newest complete checkpoint, with the same losses. Once the
-file `stop` there is not empty, it stores a checkpoint and ends, with status `stopped`.
+Started again on the same run folder, it continues from the newest complete checkpoint, with the
+same losses. Once the file `stop` there is not empty, it stores a checkpoint and ends, with status
+`stopped`.
 """
 
 import csv
@@ -28,22 +30,38 @@ from frontrunner.evaluators.trainer.optimizer import set_learning_rate
 from frontrunner.evaluators.trainer.run import RunContext, StepOutcome
 from frontrunner.spaces.document import finite_or_none
 
-COLUMNS = ("step", "loss", "learning_rate", "gradient_norm", "step_time_s", "tokens_per_s", "evaluation_loss")
+COLUMNS = (
+    "step",
+    "loss",
+    "learning_rate",
+    "gradient_norm",
+    "step_time_s",
+    "tokens_per_s",
+    "evaluation_loss",
+)
 LOOK_S = 1.0
 """Between two looks at the file `stop`, as far as steps allow."""
 _REPORTED_STEP_TIMES = 200
 
 
 class CsvMetrics:
-    """`metrics.csv` with the COLUMNS, without rows of steps after `resumed_step` that a killed run has left."""
+    """`metrics.csv` with the COLUMNS, without rows of steps after `resumed_step` that a killed run
+    has left.
+    """
 
     def __init__(self, folder: Path, *, resumed_step: int) -> None:
         self._path = folder / "metrics.csv"
         kept: list[dict[str, str]] = []
         if self._path.exists():
             with self._path.open(newline="", encoding="utf-8") as file:
-                whole = (row for row in csv.DictReader(file) if None not in row.values())  # the last may be cut off
-                kept = [row for row in whole if row["step"].isdigit() and int(row["step"]) <= resumed_step]
+                whole = (
+                    row for row in csv.DictReader(file) if None not in row.values()
+                )  # the last may be cut off
+                kept = [
+                    row
+                    for row in whole
+                    if row["step"].isdigit() and int(row["step"]) <= resumed_step
+                ]
         with self._path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS)
             writer.writeheader()
@@ -63,7 +81,9 @@ class TensorBoardMetrics:
 
     def __init__(self, folder: Path, *, resumed_step: int) -> None:
         module: Any = import_module("torch.utils.tensorboard")
-        self._writer = module.SummaryWriter(str(folder / "tensorboard"), purge_step=resumed_step + 1)
+        self._writer = module.SummaryWriter(
+            str(folder / "tensorboard"), purge_step=resumed_step + 1
+        )
 
     def write(self, row: dict[str, float | None]) -> None:
         """See CsvMetrics."""
@@ -78,10 +98,11 @@ class TensorBoardMetrics:
 
 
 class WandbMetrics:
-    """A run of Weights & Biases, named after the folder, in the project of $WANDB_PROJECT. See CsvMetrics.
+    """A run of Weights & Biases, named after the folder, in the project of $WANDB_PROJECT. See
+    CsvMetrics.
 
-    The library's own variables say where to: WANDB_MODE=offline keeps it in the folder. Continued it is the same run,
-    in which steps that are trained again, with the same values, stand twice.
+    The library's own variables say where to: WANDB_MODE=offline keeps it in the folder. Continued
+    it is the same run, in which steps that are trained again, with the same values, stand twice.
     """
 
     def __init__(self, folder: Path, *, resumed_step: int) -> None:  # noqa: ARG002 - as the others
@@ -106,13 +127,19 @@ class WandbMetrics:
 
 
 Metrics = CsvMetrics | TensorBoardMetrics | WandbMetrics
-METRICS: dict[str, type[Metrics]] = {"csv": CsvMetrics, "tensorboard": TensorBoardMetrics, "wandb": WandbMetrics}
+METRICS: dict[str, type[Metrics]] = {
+    "csv": CsvMetrics,
+    "tensorboard": TensorBoardMetrics,
+    "wandb": WandbMetrics,
+}
 
 
 class Checkpoints:
-    """Checkpoints by torch.distributed.checkpoint, the newest few kept; a folder without `.metadata` is none.
+    """Checkpoints by torch.distributed.checkpoint, the newest few kept; a folder without
+    `.metadata` is none.
 
-    The torch engine's can be loaded under another parallel form, the DeepSpeed engine's only under its own.
+    The torch engine's can be loaded under another parallel form, the DeepSpeed engine's only under
+    its own.
     """
 
     def __init__(self, context: RunContext, *, keep: int) -> None:
@@ -125,7 +152,9 @@ class Checkpoints:
         return self._folder / f"step-{step:08d}"
 
     def save(self, step: int) -> None:
-        """Store weights and optimizer states as they are after `step`; drop checkpoints beyond those to keep."""
+        """Store weights and optimizer states as they are after `step`; drop checkpoints beyond
+        those to keep.
+        """
         began = time.monotonic()
         stepper = self._context.stepper
         save(stepper.state() | stepper.layout_of_state(), checkpoint_id=self.path_of(step))
@@ -147,7 +176,9 @@ class Checkpoints:
 
 
 class StopRequests:
-    """Agreement of all ranks on the step after which they stop: rank 0 looks for the request, and when to look next."""
+    """Agreement of all ranks on the step after which they stop: rank 0 looks for the request, and
+    when to look next.
+    """
 
     def __init__(self, context: RunContext, *, resumed_step: int) -> None:
         self._path = context.folder / STOP
@@ -155,7 +186,9 @@ class StopRequests:
         self.next_step = resumed_step + 1
 
     def come_after(self, step: int, step_times_s: Sequence[float]) -> bool:
-        """Return whether training ends after `step`; every rank must make this call after each step."""
+        """Return whether training ends after `step`; every rank must make this call after each
+        step.
+        """
         if step != self.next_step:
             return False
         table = [0, 1]
@@ -170,7 +203,9 @@ class StopRequests:
 
 
 def learning_rate_at(step: int, *, peak: float, train: Train) -> float:
-    """Return the rate of `step` (from 1): linear up to `peak` over the warm-up, then half a cosine down."""
+    """Return the rate of `step` (from 1): linear up to `peak` over the warm-up, then half a cosine
+    down.
+    """
     if step <= train.warm_up_steps:
         return peak * step / train.warm_up_steps
     progress = (step - train.warm_up_steps) / max(1, train.steps - train.warm_up_steps)
@@ -181,14 +216,21 @@ def learning_rate_at(step: int, *, peak: float, train: Train) -> float:
 def steps_run(
     context: RunContext, numbers: Iterable[int], train: Train, has_rest: Callable[[int], bool]
 ) -> Iterator[tuple[int, StepOutcome, float]]:
-    """Run steps, and yield each with its outcome and seconds: on a stepper that runs ahead, once the next has begun.
+    """Run steps, and yield each with its outcome and seconds: on a stepper that runs ahead, once
+    the next has begun.
 
-    A step that `has_rest` is waited for before another begins. One that began after a loss that is not finite is lost.
+    A step that `has_rest` is waited for before another begins. One that began after a loss that is
+    not finite is lost.
     """
-    stepper, begun, last_end = context.stepper, deque[tuple[int, float, Callable[[], StepOutcome]]](), 0.0
+    stepper, begun, last_end = (
+        context.stepper,
+        deque[tuple[int, float, Callable[[], StepOutcome]]](),
+        0.0,
+    )
     for number in numbers:
         set_learning_rate(
-            stepper.optimizer, learning_rate_at(number, peak=context.job.optimizer.learning_rate, train=train)
+            stepper.optimizer,
+            learning_rate_at(number, peak=context.job.optimizer.learning_rate, train=train),
         )
         begun.append((number, time.monotonic(), stepper.begin(number)))
         while len(begun) > (stepper.runs_ahead and not has_rest(number)):
@@ -200,31 +242,50 @@ def steps_run(
 
 
 def run_training(context: RunContext, train: Train) -> None:
-    """Train to `train.steps`, a stop or a loss that is not finite, and write `result.json` on rank 0."""
+    """Train to `train.steps`, a stop or a loss that is not finite, and write `result.json` on rank
+    0.
+    """
     checkpoints = Checkpoints(context, keep=train.keep_checkpoints)
     resumed_step = final_step = checkpoints.load_latest()
     stops = StopRequests(context, resumed_step=resumed_step)
-    metrics = METRICS[train.metrics](context.folder, resumed_step=resumed_step) if context.rank == 0 else None
+    metrics = (
+        METRICS[train.metrics](context.folder, resumed_step=resumed_step)
+        if context.rank == 0
+        else None
+    )
     status, final_loss, overflowed = "trained", None, 0
     times: deque[float] = deque(maxlen=_REPORTED_STEP_TIMES)
     evaluations: list[tuple[int, float | None]] = []
 
     def is_due(every: int) -> bool:
-        """Return whether what is done every so many steps (0: never) and after the last is due now."""
+        """Return whether what is done every so many steps (0: never) and after the last is due
+        now.
+        """
         return every > 0 and (final_step % every == 0 or final_step == train.steps)
 
     def has_rest(step: int) -> bool:
         """Return whether something is done between this step and the next."""
-        due = (train.checkpoint_every_steps, train.evaluation_every_steps if train.evaluation_batches else 0)
-        return step in (train.steps, stops.next_step) or any(every > 0 and step % every == 0 for every in due)
+        due = (
+            train.checkpoint_every_steps,
+            train.evaluation_every_steps if train.evaluation_batches else 0,
+        )
+        return step in (train.steps, stops.next_step) or any(
+            every > 0 and step % every == 0 for every in due
+        )
 
     start = time.monotonic()
-    for final_step, outcome, seconds in steps_run(context, range(resumed_step + 1, train.steps + 1), train, has_rest):
+    for final_step, outcome, seconds in steps_run(
+        context, range(resumed_step + 1, train.steps + 1), train, has_rest
+    ):
         rate = learning_rate_at(final_step, peak=context.job.optimizer.learning_rate, train=train)
         times.append(seconds)
         overflowed += outcome.overflowed
         final_loss, evaluation_loss = finite_or_none(outcome.loss), None
-        if outcome.is_finite and train.evaluation_batches > 0 and is_due(train.evaluation_every_steps):
+        if (
+            outcome.is_finite
+            and train.evaluation_batches > 0
+            and is_due(train.evaluation_every_steps)
+        ):
             evaluation_loss = finite_or_none(context.stepper.evaluate(train.evaluation_batches))
             evaluations.append((final_step, evaluation_loss))
             context.log.write("evaluation", step=final_step, loss=evaluation_loss)

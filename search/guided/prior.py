@@ -1,4 +1,6 @@
-"""Recipes as arrays with one row each: their features, and what the analytic model predicts of them."""
+"""Recipes as arrays with one row each: their features, and what the analytic model predicts of
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ from frontrunner.spaces.columns import chosen, each
 from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.pareto import RATES
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import DIMENSIONS, RANK_ORDERS, Choice, Dimension, Recipe, custom_dimension
+from frontrunner.spaces.recipe import (
+    DIMENSIONS,
+    RANK_ORDERS,
+    Choice,
+    Dimension,
+    Recipe,
+    custom_dimension,
+)
 
 Rows = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
@@ -31,13 +40,17 @@ _PLAIN = [one for one in DIMENSIONS.values() if not one.is_one_hot and one.kind 
 COUNTS = (*(one.name for one in _PLAIN if one.kind == "count"), "data_parallel")
 PLACES = tuple(one for one in _PLAIN if one.kind != "count")
 """Flags and choices, a step apart where their values are neighbors."""
-ONE_HOT = tuple((one, value) for one in DIMENSIONS.values() if one.is_one_hot for value in one.values[1:])
+ONE_HOT = tuple(
+    (one, value) for one in DIMENSIONS.values() if one.is_one_hot for value in one.values[1:]
+)
 SHARDINGS = ("sharding_parameters", "sharding_gradients", "sharding_optimizer")
 NAMES = (*COUNTS, *SHARDINGS, *(one.name for one in PLACES), *(value for _, value in ONE_HOT))
 
 
 def features(recipes: Sequence[Recipe]) -> Rows:
-    """Return one row per recipe and one column for each of `NAMES`; a doubling of a degree is one step."""
+    """Return one row per recipe and one column for each of `NAMES`; a doubling of a degree is one
+    step.
+    """
     if not recipes:
         return np.empty((0, len(NAMES)))
     found = np.empty((len(recipes), len(NAMES)))
@@ -72,46 +85,64 @@ _OTHERS: tuple[Callable[[Recipe], float], ...] = (
 
 
 def custom_features(recipes: Sequence[Recipe], custom: Mapping[str, CustomKnob]) -> Rows:
-    """Return a column for each knob of numbers or true and false, and for each text but a knob's first."""
+    """Return a column for each knob of numbers or true and false, and for each text but a knob's
+    first.
+    """
     columns: list[Rows] = []
     for name, knob in custom.items():
         dimension = DIMENSIONS.get(name) or custom_dimension(name, knob)
         if any(isinstance(value, str) for value in knob.values):
-            columns += [each(recipes, partial(_has, one=dimension, value=one), np.float64) for one in knob.values[1:]]
+            columns += [
+                each(recipes, partial(_has, one=dimension, value=one), np.float64)
+                for one in knob.values[1:]
+            ]
             continue
         places = {value: float(place) for place, value in enumerate(sorted(knob.values))}
-        columns.append(each(recipes, lambda recipe: places.get(dimension.of(recipe), 0.0), np.float64))  # noqa: B023
+        columns.append(
+            each(recipes, lambda recipe: places.get(dimension.of(recipe), 0.0), np.float64)  # noqa: B023
+        )
     return np.array(columns, dtype=np.float64).reshape(len(columns), len(recipes)).T
 
 
 MORE = ("micro_batch_seqs",)
 LESS = (
-    *SHARDINGS, "recompute", "sequence_parallel", "loss_chunks", "feed_forward_tiles", "optimizer_state",
+    *SHARDINGS, "recompute", "sequence_parallel", "loss_chunks", "feed_forward_tiles",
+    "optimizer_state",
     "activation_offload", "offload",
 )  # fmt: skip
 _MORE, _LESS = ([NAMES.index(name) for name in names] for names in (MORE, LESS))
 _ACCUMULATION = NAMES.index("accumulation")
 _BATCH = [NAMES.index("micro_batch_seqs"), _ACCUMULATION]
-_SAME = [place for place, name in enumerate(NAMES) if name not in (*MORE, *LESS, "accumulation", *RANK_ORDERS)]
+_SAME = [
+    place
+    for place, name in enumerate(NAMES)
+    if name not in (*MORE, *LESS, "accumulation", *RANK_ORDERS)
+]
 
 
 def needs_as_much(rows: Rows, failed: Rows) -> npt.NDArray[np.bool_]:
     """Of rows of `features`, return those that need at least the memory of the one row `failed`.
 
-    They are cut over the devices as it is and hold no fewer sequences at once. A single micro-batch may need less than
-    several: its activations go when gradients come.
+    They are cut over the devices as it is and hold no fewer sequences at once. A single micro-batch
+    may need less than several: its activations go when gradients come.
     """
     same = (rows[:, _SAME] == failed[_SAME]).all(axis=1)
-    more = (rows[:, _MORE] >= failed[_MORE]).all(axis=1) & (rows[:, _LESS] <= failed[_LESS]).all(axis=1)
+    more = (rows[:, _MORE] >= failed[_MORE]).all(axis=1) & (rows[:, _LESS] <= failed[_LESS]).all(
+        axis=1
+    )
     sequences = rows[:, _BATCH].sum(axis=1) >= failed[_BATCH].sum() - 1e-9
     beside_gradients = (rows[:, _ACCUMULATION] > 0) | (failed[_ACCUMULATION] == 0)
-    own = (rows[:, len(NAMES) :] == failed[len(NAMES) :]).all(axis=1)  # what another value does to memory is unknown
+    own = (rows[:, len(NAMES) :] == failed[len(NAMES) :]).all(
+        axis=1
+    )  # what another value does to memory is unknown
     found: npt.NDArray[np.bool_] = same & own & more & sequences & beside_gradients
     return found
 
 
 def cuts(rows: Rows) -> list[bytes]:
-    """Return a key for each of these rows of `features`: of rows with different ones none needs as much as another."""
+    """Return a key for each of these rows of `features`: of rows with different ones none needs as
+    much as another.
+    """
     compared = np.ascontiguousarray(rows[:, [*_SAME, *range(len(NAMES), rows.shape[1])]])
     return [row.tobytes() for row in compared]
 
@@ -121,12 +152,13 @@ MEMORY_PARTS = tuple(field.name for field in fields(PeakMemory) if field.name !=
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prior:
-    """Predictions of recipes, one row each, as natural logarithms and shares; unknown rows hold medians.
+    """Predictions of recipes, one row each, as natural logarithms and shares; unknown rows hold
+    medians.
 
-    `log_fill` is what a device must hold over its memory, `log_allocated` the part of it that tensors hold, which
-    measured peaks state; on CPUs these state all of it. `slopes` are those of the logarithm of the step time, a column
-    for each constant (`priors.LEARNED`). `memory_of_codes` is how far the known codes that an
-    unknown one may be are from that.
+    `log_fill` is what a device must hold over its memory, `log_allocated` the part of it that
+    tensors hold, which measured peaks state; on CPUs these state all of it. `slopes` are those of
+    the logarithm of the step time, a column for each constant (`priors.LEARNED`). `memory_of_codes`
+    is how far the known codes that an unknown one may be are from that.
     """
 
     log_speed: Rows
@@ -143,9 +175,14 @@ def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     split = problem.split(recipes)
     if len(split) == 1:
         return _of_one_group(recipes, split[0][0])
-    parts = [(_of_one_group(chosen(recipes, np.asarray(places)), own), places) for own, places in split]
+    parts = [
+        (_of_one_group(chosen(recipes, np.asarray(places)), own), places) for own, places in split
+    ]
     order = np.argsort(np.concatenate([places for _, places in parts]))
-    columns = {one.name: np.concatenate([getattr(part, one.name) for part, _ in parts])[order] for one in fields(Prior)}
+    columns = {
+        one.name: np.concatenate([getattr(part, one.name) for part, _ in parts])[order]
+        for one in fields(Prior)
+    }
     return Prior(**columns)
 
 
@@ -159,14 +196,21 @@ def _of_one_group(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     places = np.flatnonzero(each(recipes, not_modelled) == None)  # noqa: E711 - of each row
     for rows_of, _, machine, work in blocks(chosen(recipes, places), problem):
         block, peak = places[rows_of], peak_memory(machine, work)
-        unknown = directions(deviations, fit_of(problem.cluster, problem.precision, machine.software), LEARNED)
+        unknown = directions(
+            deviations, fit_of(problem.cluster, problem.precision, machine.software), LEARNED
+        )
         step_time_s[block] = step_time(machine, work).total
         felt[block] = slopes(problem.cluster, problem.precision, machine.software, work, unknown)
         for column, name in enumerate(("runtime", *MEMORY_PARTS)):
             memory[block, column] = getattr(peak, name)
         of_codes[block] = between_codes(machine, work, peak, "allocated")
     memory_bytes = memory.sum(axis=1)
-    known = np.isfinite(step_time_s) & (step_time_s > 0) & np.isfinite(memory_bytes) & (memory_bytes > 0)
+    known = (
+        np.isfinite(step_time_s)
+        & (step_time_s > 0)
+        & np.isfinite(memory_bytes)
+        & (memory_bytes > 0)
+    )
     if not known.all():
         step_time_s, felt, memory = (_filled(one, known) for one in (step_time_s, felt, memory))
         memory_bytes = memory.sum(axis=1)
@@ -177,7 +221,8 @@ def _of_one_group(recipes: Sequence[Recipe], problem: Problem) -> Prior:
         slopes=felt,
         log_fill=np.log(memory_bytes / problem.cluster.memory_bytes_per_device),
         log_allocated=np.log(
-            (memory_bytes if states_all else memory[:, 1:].sum(axis=1)) / problem.cluster.memory_bytes_per_device
+            (memory_bytes if states_all else memory[:, 1:].sum(axis=1))
+            / problem.cluster.memory_bytes_per_device
         ),
         memory_shares=memory[:, 1:] / memory_bytes[:, None],
         memory_of_codes=of_codes,
@@ -185,10 +230,13 @@ def _of_one_group(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     )
 
 
-def most_promising(recipes: Sequence[Recipe], problem: Problem, objective: str, most: int) -> Places:
+def most_promising(
+    recipes: Sequence[Recipe], problem: Problem, objective: str, most: int
+) -> Places:
     """Return rows in rising order: of the best by the formulas, and as many evenly from the others.
 
-    The formulas may be wrong by more than good recipes differ, so that none of their parts of a space is left out.
+    The formulas may be wrong by more than good recipes differ, so that none of their parts of a
+    space is left out.
     """
     known = each(recipes, not_modelled) == None  # noqa: E711 - of each row
     places = np.flatnonzero(known)
@@ -209,7 +257,9 @@ def _filled(parts: Rows, known: npt.NDArray[np.bool_]) -> Rows:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CandidateTable(Prior):
-    """One row per recipe: the campaign's legal ones first, then remembered ones; `problem` 0 is the campaign's own."""
+    """One row per recipe: the campaign's legal ones first, then remembered ones; `problem` 0 is the
+    campaign's own.
+    """
 
     features: Rows
     problem: npt.NDArray[np.intp]
@@ -222,9 +272,13 @@ class CandidateTable(Prior):
         number: int = 0,
         custom: Mapping[str, CustomKnob] = MappingProxyType({}),
     ) -> CandidateTable:
-        """Make the table of recipes of one problem, with columns for these knobs of the user's own."""
+        """Make the table of recipes of one problem, with columns for these knobs of the user's
+        own.
+        """
         columns = np.hstack([features(recipes), custom_features(recipes, custom)])
-        return cls(**vars(prior), features=columns, problem=np.full(len(recipes), number, dtype=np.intp))
+        return cls(
+            **vars(prior), features=columns, problem=np.full(len(recipes), number, dtype=np.intp)
+        )
 
     def with_rows(
         self,
@@ -235,7 +289,9 @@ class CandidateTable(Prior):
     ) -> CandidateTable:
         """Append recipes of a problem under its number."""
         other = vars(CandidateTable.of(recipes, prior_of(recipes, problem), number, custom))
-        return CandidateTable(**{name: np.concatenate([rows, other[name]]) for name, rows in vars(self).items()})
+        return CandidateTable(
+            **{name: np.concatenate([rows, other[name]]) for name, rows in vars(self).items()}
+        )
 
     def __len__(self) -> int:
         return len(self.log_speed)
@@ -243,4 +299,8 @@ class CandidateTable(Prior):
 
 def middle(columns: Rows) -> Rows:
     """Return the columns' medians; zeros where there are no rows."""
-    return np.asarray(np.median(columns, axis=0), dtype=np.float64) if len(columns) else np.zeros(columns.shape[1:])
+    return (
+        np.asarray(np.median(columns, axis=0), dtype=np.float64)
+        if len(columns)
+        else np.zeros(columns.shape[1:])
+    )

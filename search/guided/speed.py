@@ -1,8 +1,10 @@
-"""The correction of predicted speeds: a Gaussian process on the logarithm of measured over predicted.
+"""The correction of predicted speeds: a Gaussian process on the logarithm of measured over
+predicted.
 
-Its mean is the prior. It sums what the formulas' constants may be off by, which all problems of a cluster share; a
-factor per doubling of a degree; what neighbors have in common; and a factor common to all recipes, another for each
-other problem. Noise has heavy tails, so that a row that contradicts the others counts little (decision 15).
+Its mean is the prior. It sums what the formulas' constants may be off by, which all problems of a
+cluster share; a factor per doubling of a degree; what neighbors have in common; and a factor common
+to all recipes, another for each other problem. Noise has heavy tails, so that a row that
+contradicts the others counts little (decision 15).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from frontrunner.search.guided.prior import NAMES, CandidateTable, Places, Rows,
 from frontrunner.spaces.problem import Problem
 
 COMMON = {0.1: 0.97, 2.0: 0.03}
-"""Standard deviation of the factor of all recipes, as a logarithm -> its chance before any measurement.
+"""Standard deviation of the factor of all recipes, as a logarithm -> its chance before any
+measurement.
 
 It is what no constant explains: little, but for a device whose peak is not what its cluster states.
 """
@@ -42,14 +45,20 @@ OF_SHARED_PROCESSORS = {2.0: 0.6, 4.0: 0.4}
 NOISES = {0.01: 0.1, 0.03: 0.3, 0.1: 0.4, 0.4: 0.2}
 """Scale of a measured logarithm about what can be learned -> its chance before any measurement."""
 FREEDOM = 2.5
-"""Degrees of freedom of the noise: few, since networks and failing hardware make single rows several times as slow."""
+"""Degrees of freedom of the noise: few, since networks and failing hardware make single rows
+several times as slow.
+"""
 LONE = 0.5
-"""How far a logarithm may be from all others and from the formulas before it is doubted: one row proves little."""
+"""How far a logarithm may be from all others and from the formulas before it is doubted: one row
+proves little.
+"""
 REWEIGHTINGS = 2
 MOST_SCALES = 4
 """Likeliest scales, under which predictions are made; the median over them is told."""
 MOST_OBSERVATIONS = 250
-"""Beyond these, other problems' are left out and then the slowest: fitting takes time by their third power."""
+"""Beyond these, other problems' are left out and then the slowest: fitting takes time by their
+third power.
+"""
 
 
 def amplitudes_of(problem: Problem) -> Mapping[float, float]:
@@ -66,7 +75,9 @@ def amplitudes_of(problem: Problem) -> Mapping[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """A logarithm of measured over predicted speed at a row; `spread` is its own noise besides the learned one."""
+    """A logarithm of measured over predicted speed at a row; `spread` is its own noise besides the
+    learned one.
+    """
 
     row: int
     log_ratio: float
@@ -74,7 +85,9 @@ class Observation:
 
 
 class Scales(NamedTuple):
-    """Standard deviations: of the factor of all recipes, of what is multiplied by the amplitude, of the noise."""
+    """Standard deviations: of the factor of all recipes, of what is multiplied by the amplitude, of
+    the noise.
+    """
 
     common: float
     amplitude: float
@@ -83,7 +96,9 @@ class Scales(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """What observations say under one covariance: the lower Cholesky factor with their noise, and the solution."""
+    """What observations say under one covariance: the lower Cholesky factor with their noise, and
+    the solution.
+    """
 
     factor: Rows
     solution: Rows
@@ -91,14 +106,18 @@ class Fit:
 
     @classmethod
     def of(cls, covariance: Rows, ratios: Rows, variances: Rows) -> Fit:
-        """Fit under Student-t noise by reweighting; the evidence is Laplace's approximation, but for a constant."""
+        """Fit under Student-t noise by reweighting; the evidence is Laplace's approximation, but
+        for a constant.
+        """
         residuals = np.zeros(len(ratios))
         for _ in range(1 + REWEIGHTINGS):
             weights = (FREEDOM + 1) / (FREEDOM + residuals**2 / variances)
             factor, _ = cho_factor(covariance + np.diag(variances / weights), lower=True)
             solution = cho_solve((factor, True), ratios)
             residuals = variances / weights * solution
-        likelihood = -0.5 * (FREEDOM + 1) * np.log1p(residuals**2 / variances / FREEDOM) - 0.5 * np.log(weights)
+        likelihood = -0.5 * (FREEDOM + 1) * np.log1p(
+            residuals**2 / variances / FREEDOM
+        ) - 0.5 * np.log(weights)
         determinant = np.log(np.diag(factor)).sum()
         evidence = likelihood.sum() - 0.5 * solution @ covariance @ solution - determinant
         return cls(factor=factor, solution=solution, log_evidence=float(evidence))
@@ -107,14 +126,21 @@ class Fit:
 class SpeedModel:
     """Predicts the logarithm of tokens/s of a table's rows from the prior and the observations.
 
-    It is the median over the likeliest scales, each weighted by its posterior: a mean would follow the widest of them.
+    It is the median over the likeliest scales, each weighted by its posterior: a mean would follow
+    the widest of them.
     """
 
-    def __init__(self, table: CandidateTable, amplitudes: Mapping[float, float] = AMPLITUDES) -> None:
+    def __init__(
+        self, table: CandidateTable, amplitudes: Mapping[float, float] = AMPLITUDES
+    ) -> None:
         self._log_speed, self._problem = table.log_speed, table.problem
         self._steps = table.features - middle(table.features[table.problem == 0])
         known = len(NAMES)
-        inputs = (table.slopes, PER_STEP * self._steps[:, :known], PER_CUSTOM * self._steps[:, known:])
+        inputs = (
+            table.slopes,
+            PER_STEP * self._steps[:, :known],
+            PER_CUSTOM * self._steps[:, known:],
+        )
         self._inputs = np.hstack(inputs)
         self._priors = {
             Scales(common, amplitude, noise): math.log(first * second * third)
@@ -141,12 +167,16 @@ class SpeedModel:
             worths = {}
             for scales, prior in self._priors.items():
                 covariance = scales.common**2 + others + scales.amplitude**2 * structure
-                worths[scales] = Fit.of(covariance, ratios, scales.noise**2 + spreads**2).log_evidence + prior
+                worths[scales] = (
+                    Fit.of(covariance, ratios, scales.noise**2 + spreads**2).log_evidence + prior
+                )
             self._weights = _most(worths, MOST_SCALES)
         self.update(kept)
 
     def update(self, observations: Sequence[Observation]) -> None:
-        """Learn from these observations alone, under the scales and weights that were found last."""
+        """Learn from these observations alone, under the scales and weights that were found
+        last.
+        """
         kept = self._kept(observations)
         self._rows = np.array([seen.row for seen in kept], dtype=np.intp)
         self._fits = []
@@ -154,14 +184,18 @@ class SpeedModel:
             ratios, spreads = _told(kept)
             for scales, weight in self._weights.items():
                 covariance = self._covariance(scales, self._rows, self._rows)
-                self._fits.append((scales, weight, Fit.of(covariance, ratios, scales.noise**2 + spreads**2)))
+                self._fits.append(
+                    (scales, weight, Fit.of(covariance, ratios, scales.noise**2 + spreads**2))
+                )
 
     def _kept(self, observations: Sequence[Observation]) -> Sequence[Observation]:
         if len(observations) <= MOST_OBSERVATIONS:
             return observations
 
         def place(seen: Observation) -> tuple[bool, float]:
-            return bool(self._problem[seen.row]), -(float(self._log_speed[seen.row]) + seen.log_ratio)
+            return bool(self._problem[seen.row]), -(
+                float(self._log_speed[seen.row]) + seen.log_ratio
+            )
 
         return sorted(observations, key=place)[:MOST_OBSERVATIONS]
 
@@ -176,13 +210,17 @@ class SpeedModel:
         return same
 
     def _structure(self, rows: Places, others: Places) -> Rows:
-        """Return the covariance of what is not common to all recipes of a problem, for an amplitude of 1."""
+        """Return the covariance of what is not common to all recipes of a problem, for an amplitude
+        of 1.
+        """
         near = np.exp(-0.5 * cdist(self._steps[rows], self._steps[others], "sqeuclidean"))
         found: Rows = self._inputs[rows] @ self._inputs[others].T + LOCAL**2 * near
         return found
 
     def linear_mean(self) -> Rows:
-        """Predict all own rows without what neighbors have in common: cheap, to choose which rows to look at."""
+        """Predict all own rows without what neighbors have in common: cheap, to choose which rows
+        to look at.
+        """
         found = self._log_speed.copy()
         for scales, weight, fit in self._fits:
             slopes = scales.amplitude**2 * (self._inputs[self._rows].T @ fit.solution)
@@ -191,18 +229,26 @@ class SpeedModel:
         return found
 
     def predict(self, rows: Places) -> tuple[Rows, Rows]:
-        """Predict mean and standard deviation, without a measurement's noise; at first without the factors."""
+        """Predict mean and standard deviation, without a measurement's noise; at first without the
+        factors.
+        """
         own = (self._inputs[rows] ** 2).sum(axis=1) + LOCAL**2
         if not self._fits:
             square = sum(weight * scales.amplitude**2 for scales, weight in self._weights.items())
             return self._log_speed[rows], np.sqrt(square * own)
         structure, others = self._structure(self._rows, rows), self._of_problems(self._rows, rows)
-        moved, variances = np.empty((len(self._fits), len(rows))), np.empty((len(self._fits), len(rows)))
+        moved, variances = (
+            np.empty((len(self._fits), len(rows))),
+            np.empty((len(self._fits), len(rows))),
+        )
         for number, (scales, _, fit) in enumerate(self._fits):
             shared = scales.common**2 + others + scales.amplitude**2 * structure
             explained = (solve_triangular(fit.factor, shared, lower=True) ** 2).sum(axis=0)
             total = scales.common**2 + OTHER_PROBLEM**2 / 2 + scales.amplitude**2 * own
-            moved[number], variances[number] = shared.T @ fit.solution, np.maximum(total - explained, 0.0)
+            moved[number], variances[number] = (
+                shared.T @ fit.solution,
+                np.maximum(total - explained, 0.0),
+            )
         weights = np.array([weight for _, weight, _ in self._fits])
         order = np.argsort(moved, axis=0)
         half = (weights[order].cumsum(axis=0) >= 0.5).argmax(axis=0)
@@ -221,12 +267,16 @@ class SpeedModel:
             left = self._covariance(scales, rows, rows) - explained.T @ explained
             here = chosen == number
             mean = shared.T @ fit.solution
-            found[:, here] = random.multivariate_normal(mean, left, int(here.sum()), method="eigh").T
+            found[:, here] = random.multivariate_normal(
+                mean, left, int(here.sum()), method="eigh"
+            ).T
         return self._log_speed[rows, None] + found
 
 
 def _told(observations: Sequence[Observation]) -> tuple[Rows, Rows]:
-    """Return the logarithms and their spreads; what is further than `LONE` from all others and from 0 is noise."""
+    """Return the logarithms and their spreads; what is further than `LONE` from all others and from
+    0 is noise.
+    """
     ratios, spreads = np.array([(seen.log_ratio, seen.spread) for seen in observations]).T
     for side in (1, -1):
         last = int(np.argmax(side * ratios))
@@ -236,7 +286,9 @@ def _told(observations: Sequence[Observation]) -> tuple[Rows, Rows]:
 
 
 def _most(worths: Mapping[Scales, float], count: int) -> dict[Scales, float]:
-    """Return the scales of most worth with their chances, which are as exp(worth), under the best common factor."""
+    """Return the scales of most worth with their chances, which are as exp(worth), under the best
+    common factor.
+    """
     best = sorted(worths, key=lambda scales: -worths[scales])
     best = [scales for scales in best if scales.common == best[0].common][:count]
     chances = np.exp([worths[scales] - worths[best[0]] for scales in best])

@@ -1,4 +1,6 @@
-"""The strategy `guided`: proposes what is expected to improve most for its cost, and says what is left to gain."""
+"""The strategy `guided`: proposes what is expected to improve most for its cost, and says what is
+left to gain.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ from frontrunner.results.predictions import Belief, Predicted, Proposed
 from frontrunner.search.guided.acquisition import Allowances, Front, mean_loss
 from frontrunner.search.guided.belief import BeliefMap
 from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
-from frontrunner.search.guided.prior import CandidateTable, Places, Prior, Rows, most_promising, prior_of
+from frontrunner.search.guided.prior import (
+    CandidateTable,
+    Places,
+    Prior,
+    Rows,
+    most_promising,
+    prior_of,
+)
 from frontrunner.search.guided.speed import FREEDOM, Observation, SpeedModel, amplitudes_of
 from frontrunner.search.strategies.candidates import Candidates, Listed
 from frontrunner.search.strategy import TOKENS_ALONE, Evidence, Outlook, Told
@@ -37,17 +46,26 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
 MOST_ROWS = 200_000
-"""Recipes that are candidates: of more, half are those of the highest estimates, half an even selection of the others.
-The rest comes when these are used up."""
+"""Recipes that are candidates: of more, half are those of the highest estimates, half an even
+selection of the others. The rest comes when these are used up.
+"""
 LOOKED_AT = 3000
-"""Open recipes that are judged in full at each ask: those that a linear correction finds most promising."""
+"""Open recipes that are judged in full at each ask: those that a linear correction finds most
+promising.
+"""
 CLOSE_CALL = 0.005
-"""Recipes whose worth differs by about this share are ordered by the seed: the formulas cannot tell them apart."""
+"""Recipes whose worth differs by about this share are ordered by the seed: the formulas cannot tell
+them apart.
+"""
 LEAST_WORTH = 1e-3
-"""An improvement that is not sought: where less is expected, recipes come in the order of their chances to run."""
+"""An improvement that is not sought: where less is expected, recipes come in the order of their
+chances to run.
+"""
 ALMOST_NONE = 1e-9
 DRAWS, DRAWN, DRAWN_AGAIN = 256, 400, 100
-"""Joint draws of speeds for the gap to the best, of how many promising recipes, and of how many measured ones."""
+"""Joint draws of speeds for the gap to the best, of how many promising recipes, and of how many
+measured ones.
+"""
 SAME_PROBLEM_SPREAD, OTHER_PROBLEM_SPREAD = 0.05, 0.03
 """Noise of remembered measurements besides a measurement's own; assumed."""
 MOST_REPEATS = 3
@@ -55,7 +73,9 @@ STEPS_OF_A_PROBE = 7
 """Assumed; a strategy does not see a campaign's own settings."""
 START_S = 30.0
 LACKED_MEMORY = {FailureKind.OUT_OF_MEMORY: True, FailureKind.CRASHED: None, FailureKind.HUNG: None}
-"""Whether a failure was for want of memory, None where it may have been; the others took steps, or were refused."""
+"""Whether a failure was for want of memory, None where it may have been; the others took steps, or
+were refused.
+"""
 STUDENT_95 = float(stdtrit(FREEDOM, 0.975))
 """As `NORMAL_95`, of the noise, in its scales."""
 MEDIAN_OVER_MEAN = 1.25
@@ -64,9 +84,11 @@ MEDIAN_OVER_MEAN = 1.25
 
 @dataclass(kw_only=True)
 class Observations:
-    """Outcomes by row; `log_speeds`, `spreads` and `log_peaks` are the campaign's own, unless the row failed since.
+    """Outcomes by row; `log_speeds`, `spreads` and `log_peaks` are the campaign's own, unless the
+    row failed since.
 
-    `mean_log_speed` and `has_run` (1 or 0) are the same as arrays, nan where a row has no outcome of that kind.
+    `mean_log_speed` and `has_run` (1 or 0) are the same as arrays, nan where a row has no outcome
+    of that kind.
     """
 
     memory_bytes: Rows
@@ -81,15 +103,24 @@ class Observations:
         self.mean_log_speed, self.has_run = np.full((2, len(self.memory_bytes)), np.nan)
 
     def add(self, row: int, outcome: Outcome, table: CandidateTable) -> None:
-        """Take in an outcome of this campaign; one that the machine is to blame for teaches nothing."""
+        """Take in an outcome of this campaign; one that the machine is to blame for teaches
+        nothing.
+        """
         spread = 0.0
         if isinstance(outcome, Measurement):
             self.log_speeds.setdefault(row, []).append(math.log(outcome.tokens_per_s))
-            self.mean_log_speed[row], self.has_run[row] = statistics.fmean(self.log_speeds[row]), 1.0
+            self.mean_log_speed[row], self.has_run[row] = (
+                statistics.fmean(self.log_speeds[row]),
+                1.0,
+            )
             if peak := outcome.peak_memory_bytes_max_rank:
-                self.log_peaks[row] = max(math.log(peak / self.memory_bytes[row]), self.log_peaks.get(row, -math.inf))
+                self.log_peaks[row] = max(
+                    math.log(peak / self.memory_bytes[row]), self.log_peaks.get(row, -math.inf)
+                )
             # The standard error of its median step, as a share.
-            spread = MEDIAN_OVER_MEAN * outcome.step_time_spread / math.sqrt(len(outcome.step_times_s))
+            spread = (
+                MEDIAN_OVER_MEAN * outcome.step_time_spread / math.sqrt(len(outcome.step_times_s))
+            )
             self.spreads.setdefault(row, []).append(spread)
         elif outcome.policy.counts_against_recipe:
             for known in (self.log_speeds, self.spreads, self.log_peaks):
@@ -97,15 +128,27 @@ class Observations:
             self.mean_log_speed[row], self.has_run[row] = np.nan, 0.0
         self.learn(row, outcome, table, spread=spread, memory_bytes=self.memory_bytes[row])
 
-    def learn(self, row: int, outcome: Outcome, table: CandidateTable, *, spread: float, memory_bytes: float) -> None:
+    def learn(
+        self,
+        row: int,
+        outcome: Outcome,
+        table: CandidateTable,
+        *,
+        spread: float,
+        memory_bytes: float,
+    ) -> None:
         """Take in an outcome of whatever origin, on a device of `memory_bytes`."""
         if isinstance(outcome, Measurement):
             ratio = math.log(outcome.tokens_per_s) - float(table.log_speed[row])
             self.observations.append(Observation(row=row, log_ratio=ratio, spread=spread))
             peak = outcome.peak_memory_bytes_max_rank
-            self.trials.append(Trial(row=row, ran=True, log_peak=math.log(peak / memory_bytes) if peak else None))
+            self.trials.append(
+                Trial(row=row, ran=True, log_peak=math.log(peak / memory_bytes) if peak else None)
+            )
         elif outcome.policy.counts_against_recipe:
-            self.trials.append(Trial(row=row, ran=False, lacked_memory=LACKED_MEMORY.get(outcome.kind, False)))
+            self.trials.append(
+                Trial(row=row, ran=False, lacked_memory=LACKED_MEMORY.get(outcome.kind, False))
+            )
 
     def forget(self, rows: Collection[int]) -> None:
         """Unlearn what was learned of these rows."""
@@ -113,7 +156,9 @@ class Observations:
         self.trials = [trial for trial in self.trials if trial.row not in rows]
 
     def noise(self) -> float:
-        """Return the standard deviation of a measured logarithm: from repeats, else what probes say of themselves."""
+        """Return the standard deviation of a measured logarithm: from repeats, else what probes say
+        of themselves.
+        """
         repeated = [values for values in self.log_speeds.values() if len(values) > 1]
         if repeated:
             squares = sum(statistics.variance(values) * (len(values) - 1) for values in repeated)
@@ -121,8 +166,12 @@ class Observations:
         return float(np.median(list(itertools.chain(*self.spreads.values())) or [0.0]))
 
     def deviations(self) -> Rows:
-        """Return the standard error of each measured row's mean logarithm, from its probes' spreads and all repeats."""
-        between = self.noise() if any(len(values) > 1 for values in self.log_speeds.values()) else 0.0
+        """Return the standard error of each measured row's mean logarithm, from its probes' spreads
+        and all repeats.
+        """
+        between = (
+            self.noise() if any(len(values) > 1 for values in self.log_speeds.values()) else 0.0
+        )
         counted = ((spreads, len(spreads)) for spreads in self.spreads.values())
         own = (math.hypot(*spreads, between * count**0.5) / count for spreads, count in counted)
         return np.fromiter(own, dtype=np.float64)
@@ -132,11 +181,16 @@ class Guided:
     """The `Forecaster` that starts from the analytic model and learns how it errs."""
 
     def __init__(
-        self, survey: Survey, seed: int, prior: Prior | None = None, objectives: Sequence[str] = TOKENS_ALONE
+        self,
+        survey: Survey,
+        seed: int,
+        prior: Prior | None = None,
+        objectives: Sequence[str] = TOKENS_ALONE,
     ) -> None:
         """`prior` is that of the survey's recipes where it is not the model's own.
 
-        Speeds are of the rate that is sought: tokens/s, unless the objective is another of `pareto.RATES`.
+        Speeds are of the rate that is sought: tokens/s, unless the objective is another of
+        `pareto.RATES`.
         """
         whole, self._left_out = survey.recipes, Listed(())
         if prior is None and len(whole) > MOST_ROWS:
@@ -148,10 +202,14 @@ class Guided:
         if len(groups := survey.dimensions.get("group", ())) > 1:
             self._custom["group"] = CustomKnob(values=groups)
         self._has_own_prior = prior is not None
-        self._nodes = each(survey.recipes, lambda recipe: nodes_used(recipe, survey.problem), np.float64)
+        self._nodes = each(
+            survey.recipes, lambda recipe: nodes_used(recipe, survey.problem), np.float64
+        )
         self._groups = each(survey.recipes, lambda recipe: recipe.group, "U32")
         self._allowances = Allowances(objectives, self._nodes)
-        self._closeness = np.exp(CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes)))
+        self._closeness = np.exp(
+            CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes))
+        )
         self._seen = Observations(memory_bytes=memory_limits(survey.recipes, survey.problem))
         self._map = BeliefMap.of(survey)
         self._pending: dict[int, Proposed] = {}
@@ -159,7 +217,11 @@ class Guided:
         self._remembered: dict[str, list[int]] = {}
         self._elsewhere: list[tuple[Problem, list[Recipe]]] = []
         self._log_divisors = np.log(
-            each(survey.recipes, lambda recipe: survey.problem.divisor(objectives[0], recipe), np.float64)
+            each(
+                survey.recipes,
+                lambda recipe: survey.problem.divisor(objectives[0], recipe),
+                np.float64,
+            )
         )
         self._know(self._own_rows(prior or prior_of(survey.recipes, survey.problem)))
 
@@ -170,15 +232,17 @@ class Guided:
     def _know(self, table: CandidateTable) -> None:
         self._table, self._is_news = table, True
         self._speed = SpeedModel(table, amplitudes_of(self._problem))
-        self._feasible = FeasibilityModel(table, peaks_are_allocated=self._problem.software.code is None)
+        self._feasible = FeasibilityModel(
+            table, peaks_are_allocated=self._problem.software.code is None
+        )
 
     def remember(self, evidence: Sequence[Evidence]) -> None:
         """Learn outcomes of earlier campaigns; called once, before any ask or tell.
 
-        Of other models' and sequence lengths' outcomes on this cluster by this code the constants take their most
-        probable values, about which what is left unknown of them is learned: the fit of `calibrate --from-store`. That
-        of the cluster itself stays where it rests on as many rows. Outcomes of recipes of the same id may be told
-        again.
+        Of other models' and sequence lengths' outcomes on this cluster by this code the constants
+        take their most probable values, about which what is left unknown of them is learned: the
+        fit of `calibrate --from-store`. That of the cluster itself stays where it rests on as many
+        rows. Outcomes of recipes of the same id may be told again.
         """
         of_others = [
             (piece.problem, piece.recipe, piece.outcome)
@@ -188,9 +252,13 @@ class Guided:
         ]
         fits = self._problem.cluster.fitted
         if (fit := refit(samples_of_problems(of_others))) and not self._has_own_prior:
-            earlier = fit_of(self._problem.cluster, self._problem.precision, coded(self._problem.software))
+            earlier = fit_of(
+                self._problem.cluster, self._problem.precision, coded(self._problem.software)
+            )
             fits = (fit,) if earlier is None or earlier.rows < fit.rows else fits
-            self._know(self._own_rows(prior_of(self._candidates.recipes, _with(fits, self._problem))))
+            self._know(
+                self._own_rows(prior_of(self._candidates.recipes, _with(fits, self._problem)))
+            )
         problems: list[Problem] = []  # in the order of first occurrence; they are not hashable
         for piece in evidence:
             if piece.problem not in problems:
@@ -217,7 +285,9 @@ class Guided:
         return not problem.cluster.group and are_of_one_machine(problem, self._problem)
 
     def ask(self, count: int) -> list[Recipe]:
-        """Return up to `count` legal recipes; pending ones are taken to run as fast as expected meanwhile."""
+        """Return up to `count` legal recipes; pending ones are taken to run as fast as expected
+        meanwhile.
+        """
         chosen: list[Recipe] = []
         while len(chosen) < count and self._candidates.open_count:
             row, expected = self._choose()
@@ -227,7 +297,9 @@ class Guided:
         return chosen + self._left_out.ask(count - len(chosen))
 
     def tell(self, told: Told) -> None:
-        """Learn of an outcome; what was remembered of the recipe is forgotten, as it may be the same measurement."""
+        """Learn of an outcome; what was remembered of the recipe is forgotten, as it may be the
+        same measurement.
+        """
         row = self._candidates.row(told.recipe)
         if row is None:
             self._left_out.tell(told)
@@ -241,12 +313,16 @@ class Guided:
         self._is_news = True
 
     def expected(self, recipe: Recipe) -> Proposed | None:
-        """Return what made a proposed recipe the most promising one; None before and after it is pending."""
+        """Return what made a proposed recipe the most promising one; None before and after it is
+        pending.
+        """
         row = self._candidates.row(recipe)
         return None if row is None else self._pending.get(row)
 
     def outlook(self) -> Outlook | None:
-        """Return the expected gain; None before a measurement, and until each node count and group was tried."""
+        """Return the expected gain; None before a measurement, and until each node count and group
+        was tried.
+        """
         if not self._seen.log_speeds or self._untried() or len(self._of_untried_groups()):
             return None
         self._learn()
@@ -263,21 +339,30 @@ class Guided:
         drawn = self._speed.draws(np.concatenate([measured, rows[few]]), DRAWS, self._seed)
         random = np.random.default_rng(self._seed)
         runs = random.random((len(few), DRAWS)) < chance[few, None]
-        # A measured speed is as true as its noise is small against what the model cannot learn of one recipe.
+        # A measured speed is as true as its noise is small against what the model cannot learn of
+        # one recipe.
         noise, own = self._speed.noise, self._seen.deviations()[again, None]
         true = (noise**2 * speeds[again, None] + own**2 * drawn[: len(again)]) / (noise**2 + own**2)
         true += noise * own / np.hypot(noise, own) * random.standard_normal(true.shape)
-        # Of a best that was measured badly the model may be too sure: half of the draws take its measurement alone.
+        # Of a best that was measured badly the model may be too sure: half of the draws take its
+        # measurement alone.
         alone = np.isin(again, best)[:, None] & (np.arange(DRAWS) % 2 == 0)
         true = np.where(alone, speeds[again, None] + own * random.standard_normal(true.shape), true)
-        joined = np.concatenate([true, np.where(runs, drawn[len(again) :], -np.inf)]) - front.log_worth
+        joined = (
+            np.concatenate([true, np.where(runs, drawn[len(again) :], -np.inf)]) - front.log_worth
+        )
         present = np.isin(again, best)
         worths = self._allowances.worth(joined[: len(again)][present], held[again][present])
-        gaps = self._allowances.worth(joined, np.concatenate([held[again], demands[few]])) / worths - 1
+        gaps = (
+            self._allowances.worth(joined, np.concatenate([held[again], demands[few]])) / worths - 1
+        )
         gap = max(float(gaps.mean()), 0.0)  # of a small chance of much it is above the percentile
         at_most, several = max(gap, float(np.quantile(gaps, 0.95))), self._allowances.are_several
         return Outlook(
-            expected_improvement=float(gains.max(initial=0.0)), gap=gap, gap_at_most=at_most, of_front=several
+            expected_improvement=float(gains.max(initial=0.0)),
+            gap=gap,
+            gap_at_most=at_most,
+            of_front=several,
         )
 
     def forecasts(self, count: int) -> list[Predicted]:
@@ -287,10 +372,15 @@ class Guided:
         self._learn()
         rows = self._promising(np.arange(len(self._nodes)), None)
         mean, deviation = self._speed.predict(rows)
-        chance, own = self._feasible.chance(rows), np.hypot(NORMAL_95 * deviation, STUDENT_95 * self._speed.noise)
+        chance, own = (
+            self._feasible.chance(rows),
+            np.hypot(NORMAL_95 * deviation, STUDENT_95 * self._speed.noise),
+        )
         recipes = [self._candidates.recipes[row] for row in rows]
         here = (self._problem, [self._candidates.recipes[row] for row in self._seen.log_speeds])
-        faster, slower = np.hypot(own, network_ends(recipes, self._problem, [*self._elsewhere, here]))
+        faster, slower = np.hypot(
+            own, network_ends(recipes, self._problem, [*self._elsewhere, here])
+        )
         order = np.argsort(-(mean + np.log(np.maximum(chance, ALMOST_NONE))), kind="stable")[:count]
         return [
             Predicted(
@@ -306,10 +396,14 @@ class Guided:
         ]
 
     def worth_repeating(self) -> Recipe | None:
-        """Return the less measured of the two best, where confusing them costs more than a probe should gain."""
+        """Return the less measured of the two best, where confusing them costs more than a probe
+        should gain.
+        """
         if self._allowances.are_several:
             return None
-        measured = sorted(self._seen.log_speeds.items(), key=lambda item: -statistics.fmean(item[1]))[:2]
+        measured = sorted(
+            self._seen.log_speeds.items(), key=lambda item: -statistics.fmean(item[1])
+        )[:2]
         if len(measured) < 2:
             return None
         (first, fast), (second, slow) = measured
@@ -317,14 +411,23 @@ class Guided:
         deviation = self._seen.noise() * (1 / len(fast) + 1 / len(slow)) ** 0.5
         loss = mean_loss(statistics.fmean(fast) - statistics.fmean(slow), deviation)
         outlook = self.outlook()
-        if len(values) >= MOST_REPEATS or loss == 0 or (outlook and loss < outlook.expected_improvement):
+        if (
+            len(values) >= MOST_REPEATS
+            or loss == 0
+            or (outlook and loss < outlook.expected_improvement)
+        ):
             return None
         return self._candidates.recipes[row]
 
     def peak_memory_bytes(self) -> dict[Recipe, float]:
-        """Return the expected peak of each recipe, as it is measured: by the formulas, and by what peaks showed."""
+        """Return the expected peak of each recipe, as it is measured: by the formulas, and by what
+        peaks showed.
+        """
         self._learn()
-        needed = np.exp(self._feasible.log_need(np.arange(len(self._candidates.recipes)))) * self._seen.memory_bytes
+        needed = (
+            np.exp(self._feasible.log_need(np.arange(len(self._candidates.recipes))))
+            * self._seen.memory_bytes
+        )
         return dict(zip(self._candidates.recipes, needed.tolist(), strict=True))
 
     def _learn(self) -> None:
@@ -338,7 +441,10 @@ class Guided:
         if self._pending and self._seen.observations:
             rows = np.fromiter(self._pending, dtype=np.intp)
             ratios = self._speed.predict(rows)[0] - self._table.log_speed[rows]
-            guesses = [Observation(row=int(r), log_ratio=float(g)) for r, g in zip(rows, ratios, strict=True)]
+            guesses = [
+                Observation(row=int(r), log_ratio=float(g))
+                for r, g in zip(rows, ratios, strict=True)
+            ]
             self._speed.update([*self._seen.observations, *guesses])
 
     def _measured(self) -> tuple[Rows, Rows]:
@@ -353,7 +459,9 @@ class Guided:
         return self._allowances.demands(self._feasible.log_need(rows), self._nodes[rows])
 
     def _front(self) -> Front | None:
-        """Return the measured front; with several objectives pending rows count as if they ran as expected."""
+        """Return the measured front; with several objectives pending rows count as if they ran as
+        expected.
+        """
         if not self._seen.log_speeds:
             return None
         speeds, demands = self._measured()
@@ -364,20 +472,29 @@ class Guided:
         return Front(self._allowances, speeds, demands, self._untried())
 
     def _untried(self) -> frozenset[float]:
-        """Return the node counts sought that no probe has had: scaling with nodes is not left to the formulas alone."""
+        """Return the node counts sought that no probe has had: scaling with nodes is not left to
+        the formulas alone.
+        """
         return self._allowances.untried(self._nodes[self._tried])
 
     def _of_untried_groups(self) -> Places:
-        """Return the open rows of groups that no probe has had: how wrong the formulas are differs by device.
+        """Return the open rows of groups that no probe has had: how wrong the formulas are differs
+        by device.
 
         A probe that was lost is one, too: else nothing would run but on a group that loses all.
         """
-        rows, had = self._candidates.open_rows(), [*self._told_groups, *self._groups[list(self._pending)]]
+        rows, had = (
+            self._candidates.open_rows(),
+            [*self._told_groups, *self._groups[list(self._pending)]],
+        )
         return rows[~np.isin(self._groups[rows], had)]
 
     @property
     def _tried(self) -> list[int]:
-        return [*(trial.row for trial in self._seen.trials if trial.row < len(self._nodes)), *self._pending]
+        return [
+            *(trial.row for trial in self._seen.trials if trial.row < len(self._nodes)),
+            *self._pending,
+        ]
 
     def _promising(self, rows: Places, front: Front | None) -> Places:
         if len(rows) <= LOOKED_AT:
@@ -402,7 +519,8 @@ class Guided:
         else:
             gain = front.gain(mean, deviation, demands)
         step_time_s = self._table.step_time_s[rows] * np.exp(self._table.log_speed[rows] - mean)
-        # A probe that fails counts as much: some fail at once and others when their deadline has passed.
+        # A probe that fails counts as much: some fail at once and others when their deadline has
+        # passed.
         cost = self._nodes[rows] * (START_S + STEPS_OF_A_PROBE * step_time_s)
         worth = (gain + LEAST_WORTH) * chance / cost * self._closeness[rows]
         best = int(np.argmax(worth))
@@ -416,14 +534,19 @@ class Guided:
         )
 
     def _belief(self, rows: Places, mean: Rows, chance: Rows) -> Belief | None:
-        """Return what is expected over the map; `rows` were judged in full, others by the linear correction."""
+        """Return what is expected over the map; `rows` were judged in full, others by the linear
+        correction.
+        """
         if self._map is None:
             return None
         here = len(self._nodes)
         means, chances = self._speed.linear_mean()[:here], self._feasible.rough_chance()[:here]
         means[rows], chances[rows] = mean, chance
         seen, ran = self._seen.mean_log_speed, self._seen.has_run
-        means, chances = np.where(np.isnan(seen), means, seen), np.where(np.isnan(ran), chances, ran)
+        means, chances = (
+            np.where(np.isnan(seen), means, seen),
+            np.where(np.isnan(ran), chances, ran),
+        )
         return self._map.belief(means + self._log_divisors, chances)
 
 

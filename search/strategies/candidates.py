@@ -1,7 +1,8 @@
-"""Legal recipes as rows of numbers, strategies that follow a list of them, and the base of those that learn.
+"""Legal recipes as rows of numbers, strategies that follow a list of them, and the base of those
+that learn.
 
-Optuna and DeepHyper propose one value for each dimension. Such a point becomes a legal recipe that was not tried yet:
-its own recipe, which other points may share, or the nearest open one.
+Optuna and DeepHyper propose one value for each dimension. Such a point becomes a legal recipe that
+was not tried yet: its own recipe, which other points may share, or the nearest open one.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def exhaustive(survey: Survey, _: int) -> Listed:
 
 
 def shuffled(survey: Survey, seed: int) -> Listed:
-    """Propose every legal recipe in an order that only the seed decides: random search without repeats."""
+    """Propose every legal recipe in an order that only the seed decides: random search without
+    repeats.
+    """
     rows = array("q", range(len(survey.recipes)))
     random.Random(seed).shuffle(rows)  # noqa: S311 - no secret
     return Listed(survey.recipes, rows)
@@ -54,7 +57,9 @@ def shuffled(survey: Survey, seed: int) -> Listed:
 
 @dataclass(frozen=True, kw_only=True)
 class Dimension:
-    """A searched dimension: the values, at least two, that some legal recipe takes; numbers rise and `is_ordered`."""
+    """A searched dimension: the values, at least two, that some legal recipe takes; numbers rise
+    and `is_ordered`.
+    """
 
     name: str
     values: tuple[Choice, ...]
@@ -65,14 +70,17 @@ class Dimension:
         """Keep those of the choices that are taken."""
         values = [value for value in choices if value in set(taken)]
         is_ordered = not any(isinstance(value, str) for value in values)
-        return cls(name=name, values=tuple(sorted(values) if is_ordered else values), is_ordered=is_ordered)
+        return cls(
+            name=name, values=tuple(sorted(values) if is_ordered else values), is_ordered=is_ordered
+        )
 
 
 class Candidates:
     """The legal recipes by row, their index in `survey.recipes`. A row is open until it is taken.
 
-    `codes` has one line per row and one column per searched dimension, the index of the row's value among the
-    dimension's. Values that no legal recipe takes are left out, and so are dimensions with one value left.
+    `codes` has one line per row and one column per searched dimension, the index of the row's value
+    among the dimension's. Values that no legal recipe takes are left out, and so are dimensions
+    with one value left.
     """
 
     def __init__(self, survey: Survey, seed: int) -> None:
@@ -83,13 +91,19 @@ class Candidates:
         for name in survey.dimensions:
             values, codes = survey.places.column(name)
             taken = np.unique(codes)
-            dimension = Dimension.of(name, survey.dimensions[name], [values[code] for code in taken.tolist()])
+            dimension = Dimension.of(
+                name, survey.dimensions[name], [values[code] for code in taken.tolist()]
+            )
             if len(dimension.values) > 1:
                 own = np.zeros(len(values), dtype=np.int16)
                 own[taken] = [dimension.values.index(values[code]) for code in taken.tolist()]
                 found.append((dimension, own[codes]))
         self.dimensions = tuple(dimension for dimension, _ in found)
-        self.codes = np.stack([column for _, column in found], axis=1) if found else np.empty((len(self.recipes), 0))
+        self.codes = (
+            np.stack([column for _, column in found], axis=1)
+            if found
+            else np.empty((len(self.recipes), 0))
+        )
         self._open = np.ones(len(self.recipes), dtype=bool)
         self.open_count = len(self.recipes)
         self._tie_break = np.random.default_rng(seed)
@@ -99,14 +113,22 @@ class Candidates:
         return self.recipes.row(recipe)
 
     def parameters(self, row: int) -> dict[str, Choice]:
-        """Return a row as Optuna and DeepHyper see it: indices of ordered values, so that a doubling is one step."""
+        """Return a row as Optuna and DeepHyper see it: indices of ordered values, so that a
+        doubling is one step.
+        """
         named = zip(self.dimensions, self.codes[row].tolist(), strict=True)
-        return {dimension.name: code if dimension.is_ordered else dimension.values[code] for dimension, code in named}
+        return {
+            dimension.name: code if dimension.is_ordered else dimension.values[code]
+            for dimension, code in named
+        }
 
     def codes_of(self, parameters: Mapping[str, Choice]) -> list[int]:
         """Return the codes of a point that a library proposes."""
         named = ((dimension, parameters[dimension.name]) for dimension in self.dimensions)
-        return [int(value) if dimension.is_ordered else dimension.values.index(value) for dimension, value in named]
+        return [
+            int(value) if dimension.is_ordered else dimension.values.index(value)
+            for dimension, value in named
+        ]
 
     def open_row_at(self, codes: Sequence[int]) -> int | None:
         """Return the open row of a point's recipe, or None where it is illegal or taken."""
@@ -127,19 +149,23 @@ class Candidates:
     def nearest_open(self, codes: Sequence[int]) -> int:
         """Return the open row nearest to a point; the seed decides between equally near ones.
 
-        The distance is a sum over the dimensions: for ordered ones the difference of indices over that of the
-        first and the last value, for words 0 or 1. At least one row must be open.
+        The distance is a sum over the dimensions: for ordered ones the difference of indices over
+        that of the first and the last value, for words 0 or 1. At least one row must be open.
         """
         rows = self.open_rows()
         distances = np.zeros(len(rows))
         for place, dimension in enumerate(self.dimensions):
             column = np.abs(self.codes[rows, place] - codes[place])
-            distances += column / (len(dimension.values) - 1) if dimension.is_ordered else column > 0
+            distances += (
+                column / (len(dimension.values) - 1) if dimension.is_ordered else column > 0
+            )
         return int(self._tie_break.choice(rows[distances <= distances.min() + 1e-9]))
 
 
 class Learner(ABC):
-    """Implements the contract of `Strategy`; failures are withheld from a subclass until the first measurement."""
+    """Implements the contract of `Strategy`; failures are withheld from a subclass until the first
+    measurement.
+    """
 
     def __init__(self, survey: Survey, seed: int) -> None:
         self._candidates = Candidates(survey, seed)
@@ -147,12 +173,17 @@ class Learner(ABC):
         self._withheld: list[tuple[int, Failure]] | None = []  # None after the first measurement
 
     def ask(self, count: int) -> list[Recipe]:
-        """Return up to `count` legal recipes that were neither proposed nor told; empty when none is left."""
+        """Return up to `count` legal recipes that were neither proposed nor told; empty when none
+        is left.
+        """
         chosen: list[int] = []
         while len(chosen) < count and (left := self._candidates.open_count):
-            # The last ones are proposed whatever a model thinks of them, so the libraries always have a choice.
+            # The last ones are proposed whatever a model thinks of them, so the libraries always
+            # have a choice.
             wanted = count - len(chosen)
-            for row in self._candidates.open_rows().tolist() if left <= wanted else self._choose(wanted):
+            for row in (
+                self._candidates.open_rows().tolist() if left <= wanted else self._choose(wanted)
+            ):
                 self._candidates.take(row)
                 self._pending.add(row)
                 self._proposed(row)
@@ -188,7 +219,9 @@ class Learner(ABC):
 
     @abstractmethod
     def _learn_failure(self, row: int, failure: Failure) -> None:
-        """Take into account that a row failed for a reason that counts against it. Some row was measured."""
+        """Take into account that a row failed for a reason that counts against it. Some row was
+        measured.
+        """
 
     def _proposed(self, row: int) -> None:  # noqa: B027 - a hook that may stay empty
         """Handle that a row was proposed and has no outcome yet."""

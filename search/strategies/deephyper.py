@@ -1,7 +1,8 @@
 """The strategy `deephyper`: centralized Bayesian optimization over a forest of random trees.
 
-DeepHyper takes its candidates from a sampling function, which here gives it the open recipes only: every point that it
-ranks is legal and untried. The search keeps no files; telling the stored outcomes again rebuilds it.
+DeepHyper takes its candidates from a sampling function, which here gives it the open recipes only:
+every point that it ranks is legal and untried. The search keeps no files; telling the stored
+outcomes again rebuilds it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ Configuration = dict[str, Choice]
 class DeepHyperStrategy(Learner):
     """Chooses by a model of the logarithm of tokens/s; fitted once per ask."""
 
-    def __init__(self, survey: Survey, seed: int, settings: DeepHyperSettings | None = None) -> None:
+    def __init__(
+        self, survey: Survey, seed: int, settings: DeepHyperSettings | None = None
+    ) -> None:
         super().__init__(survey, seed)
         self._seed, self._settings = seed, settings or DeepHyperSettings()
         self._shuffle = np.random.default_rng(seed)
@@ -45,10 +48,14 @@ class DeepHyperStrategy(Learner):
             self._search.tell(self._untold)
             self._untold = []
         configurations = self._search.ask(count)
-        return list(dict.fromkeys(map(self._open_row, configurations)))  # the batch may repeat itself
+        return list(
+            dict.fromkeys(map(self._open_row, configurations))
+        )  # the batch may repeat itself
 
     def _open_row(self, configuration: Configuration) -> int:
-        """Return the row of a proposal, or the nearest open one: without news DeepHyper repeats its last proposal."""
+        """Return the row of a proposal, or the nearest open one: without news DeepHyper repeats its
+        last proposal.
+        """
         codes = self._candidates.codes_of(configuration)
         row = self._candidates.open_row_at(codes)
         return self._candidates.nearest_open(codes) if row is None else row
@@ -60,7 +67,8 @@ class DeepHyperStrategy(Learner):
             values = range(len(dimension.values)) if dimension.is_ordered else dimension.values
             problem.add(list(values), dimension.name)  # numbers are taken as ordered, words are not
 
-        # A function, since DeepHyper copies the problem in depth: a bound method with all that it is bound to.
+        # A function, since DeepHyper copies the problem in depth: a bound method with all that it
+        # is bound to.
         def sample(size: int) -> list[Configuration]:
             # In random order: DeepHyper's first proposals are the first of these.
             rows = self._shuffle.permutation(self._candidates.open_rows())[:size]

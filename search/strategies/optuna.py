@@ -1,8 +1,8 @@
 """Strategies with Optuna's samplers: TPE, a Gaussian process, and NSGA-II.
 
-The study is in memory and rebuilt by telling. A sampler does not know which points are illegal or taken: it draws
-again, and after some draws the nearest open recipe is used. Points drawn in vain are marked as failed, which samplers
-ignore.
+The study is in memory and rebuilt by telling. A sampler does not know which points are illegal or
+taken: it draws again, and after some draws the nearest open recipe is used. Points drawn in vain
+are marked as failed, which samplers ignore.
 """
 
 from __future__ import annotations
@@ -45,11 +45,15 @@ class OptunaStrategy(Learner):
         directions: tuple[Direction, ...] = ("maximize",),
         draws: int = 8,
     ) -> None:
-        """`scores` has one per Optuna `directions`; `draws` are those before the nearest open recipe is used."""
+        """`scores` has one per Optuna `directions`; `draws` are those before the nearest open
+        recipe is used.
+        """
         super().__init__(survey, seed)
         self._scores, self._directions, self._draws = scores, directions, draws
         self._distributions: dict[str, BaseDistribution] = {
-            one.name: IntDistribution(0, len(one.values) - 1) if one.is_ordered else CategoricalDistribution(one.values)
+            one.name: IntDistribution(0, len(one.values) - 1)
+            if one.is_ordered
+            else CategoricalDistribution(one.values)
             for one in self._candidates.dimensions
         }
         self._running: dict[int, int] = {}  # row -> number of its running trial
@@ -80,7 +84,8 @@ class OptunaStrategy(Learner):
         self._learn(row, self._worst, violation=1.0)
 
     def _learn(self, row: int, scores: tuple[float, ...], violation: float) -> None:
-        # Trials that are added rather than run have no generation, and NSGA-II would never breed from them.
+        # Trials that are added rather than run have no generation, and NSGA-II would never breed
+        # from them.
         generation = {NSGAIISampler._get_generation_key(): self._lessons // POPULATION}
         self._lessons += 1
         with _quiet():
@@ -97,7 +102,9 @@ class OptunaStrategy(Learner):
         self._running[row] = len(self._study.get_trials(deepcopy=False))
         with _quiet():
             parameters = self._candidates.parameters(row)
-            running = create_trial(state=TrialState.RUNNING, params=parameters, distributions=self._distributions)
+            running = create_trial(
+                state=TrialState.RUNNING, params=parameters, distributions=self._distributions
+            )
             self._study.add_trial(running)
 
     def _no_longer_proposed(self, row: int) -> None:
@@ -107,7 +114,9 @@ class OptunaStrategy(Learner):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Optuna's log lines and its remarks that constraints are experimental, inside the block only."""
+    """Silence Optuna's log lines and its remarks that constraints are experimental, inside the
+    block only.
+    """
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -119,7 +128,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _log_tokens_per_s(measurement: Measurement) -> tuple[float, ...]:
-    """Return the logarithm, since what a choice does to speed is a factor: it adds up for the Gaussian process."""
+    """Return the logarithm, since what a choice does to speed is a factor: it adds up for the
+    Gaussian process.
+    """
     return (math.log(measurement.tokens_per_s),)
 
 
@@ -130,17 +141,21 @@ def tpe(survey: Survey, seed: int) -> OptunaStrategy:
 
 def gp(survey: Survey, seed: int) -> OptunaStrategy:
     """A Gaussian process with expected improvement, for the highest tokens/s."""
-    # A second draw from the same process costs as much as the first and mostly gives the same point.
+    # A second draw from the same process costs as much as the first and mostly gives the same
+    # point.
     sampler = GPSampler(seed=seed, warn_independent_sampling=False)
     return OptunaStrategy(survey, seed, sampler, _log_tokens_per_s, draws=1)
 
 
 def nsga2(survey: Survey, seed: int, objectives: Sequence[str] = TOKENS_ALONE) -> OptunaStrategy:
-    """NSGA-II, for the front of low peak memory and high model TFLOPS per device, or the rate that is sought."""
+    """NSGA-II, for the front of low peak memory and high model TFLOPS per device, or the rate that
+    is sought.
+    """
     rate = "model_tflops_per_device" if objectives == TOKENS_ALONE else "tokens_per_s"
 
     def scores(measured: Measurement) -> tuple[float, ...]:
-        # A table that is looked up need not state the peak; the recipe ran, so it is at most the device's memory.
+        # A table that is looked up need not state the peak; the recipe ran, so it is at most the
+        # device's memory.
         peak = measured.peak_memory_bytes_max_rank or survey.problem.cluster.memory_bytes_per_device
         return getattr(measured, rate), float(peak)
 

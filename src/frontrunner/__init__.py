@@ -1,6 +1,7 @@
 """frontrunner finds the fastest way to train a given transformer on given machines.
 
-The functions below mirror the commands. They are loaded when first used: ranks of probes import this package too.
+The functions below mirror the commands. They are loaded when first used: ranks of probes import
+this package too.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # `__all__` has the names that are public, for type checkers these modules are enough
+if (
+    TYPE_CHECKING
+):  # `__all__` has the names that are public, for type checkers these modules are enough
     from frontrunner.api import *  # noqa: F403
     from frontrunner.evaluators.tables.reading import TableForm as TableForm
     from frontrunner.exchange import *  # noqa: F403
@@ -22,9 +25,10 @@ if TYPE_CHECKING:  # `__all__` has the names that are public, for type checkers 
 __version__ = "0.1.0"
 _MODULES = {
     "api": (
-        "archive backup_store best campaigns change_budget check_store copy_store dataframe delete explain export "
-        "failures film front history label launch measure pareto plot predictions prunable prune_store rename report "
-        "resume running show status step survey unarchive upgrade_store"
+        "archive backup_store best campaigns change_budget check_store copy_store dataframe delete"
+        " explain export failures film front history label launch measure pareto plot predictions"
+        " prunable prune_store rename report resume running show status step survey unarchive"
+        " upgrade_store"
     ),
     "exchange": "TableForm import_config import_table mirror",
     "machine": "calibrate call_ranks doctor fit_campaign fit_tables",

@@ -1,7 +1,9 @@
-"""Python API of campaigns and stores: run, query (by the methods of `frontrunner.store.LocalStore`) and maintain them.
+"""Python API of campaigns and stores: run, query (by the methods of `frontrunner.store.LocalStore`)
+and maintain them.
 
-`store` is a URL or path (None: $FRONTRUNNER_STORE, else `frontrunner.db`). `campaign` is a name; None means the newest,
-but one that ended without an outcome, as it never got nodes, only where there is no other.
+`store` is a URL or path (None: $FRONTRUNNER_STORE, else `frontrunner.db`). `campaign` is a name;
+None means the newest, but one that ended without an outcome, as it never got nodes, only where
+there is no other.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from frontrunner.config.campaign import SECTIONS, CampaignFile, StoreSettings, campaign_of, read_campaign_file
+from frontrunner.config.campaign import (
+    SECTIONS,
+    CampaignFile,
+    StoreSettings,
+    campaign_of,
+    read_campaign_file,
+)
 from frontrunner.config.settings import run_root, store_url
 from frontrunner.config.toml_file import read_toml, value_of
 from frontrunner.recipe_actions import names_a_file, recipe_of
@@ -28,7 +36,13 @@ from frontrunner.search.driver import Conclusion, OnDriver, run_campaign
 from frontrunner.search.listener import Listener
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.two_stage import create_pair, run_pair
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, bad_value, require_campaign_name
+from frontrunner.spaces.errors import (
+    FrontrunnerError,
+    InvalidInput,
+    NothingLegal,
+    bad_value,
+    require_campaign_name,
+)
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import load_json
 from frontrunner.store import LocalStore, as_function, opened
@@ -49,7 +63,8 @@ def launch(
     listener: Listener | None = None,
     on_driver: OnDriver | None = None,
 ) -> Conclusion:
-    """Run a new campaign, a file or its sections, to its end; one that cannot be used leaves nothing behind.
+    """Run a new campaign, a file or its sections, to its end; one that cannot be used leaves
+    nothing behind.
 
     `or_resume` goes on with the store's campaign of this name, if it has one.
     """
@@ -71,9 +86,13 @@ def launch(
         if name is None and not file.named:
             spec = replace(spec, name=setup.free_name(found, spec.name))
         if spec.search.probe_nodes is not None:
-            return run_pair(found, create_pair(found, spec, surveyed), listener=listener, on_driver=on_driver)
+            return run_pair(
+                found, create_pair(found, spec, surveyed), listener=listener, on_driver=on_driver
+            )
         record = setup.create(found, spec, len(surveyed.recipes))
-        return run_campaign(found, record, spec, survey=surveyed, listener=listener, on_driver=on_driver)
+        return run_campaign(
+            found, record, spec, survey=surveyed, listener=listener, on_driver=on_driver
+        )
 
 
 def resume(
@@ -92,10 +111,14 @@ def resume(
     listener = listener or notebook_listener()
     with open_store(store_url(store), create=False) as found:
         record = _last_created(found, campaign)
-        return _go_on(found, record, budget, take_over=take_over, listener=listener, on_driver=on_driver)
+        return _go_on(
+            found, record, budget, take_over=take_over, listener=listener, on_driver=on_driver
+        )
 
 
-def _go_on(found: Store, record: Campaign, budget: Mapping[str, float] | None = None, **hooks: Any) -> Conclusion:
+def _go_on(
+    found: Store, record: Campaign, budget: Mapping[str, float] | None = None, **hooks: Any
+) -> Conclusion:
     setup.refuse_imported_campaign(record)
     if budget:
         setup.change_budget(found, record, budget)
@@ -118,13 +141,16 @@ def measure(  # noqa: PLR0913 - what, where, and how it is watched
     listener: Listener | None = None,
     on_driver: OnDriver | None = None,
 ) -> Conclusion:
-    """Measure a recipe, by its id or file, or the `confirm` best once more in their campaign (None: the newest).
+    """Measure a recipe, by its id or file, or the `confirm` best once more in their campaign (None:
+    the newest).
 
-    The budget does not limit it, and the campaign keeps its state. Its `unmade` counts the measurements that were not
-    made.
+    The budget does not limit it, and the campaign keeps its state. Its `unmade` counts the
+    measurements that were not made.
     """
     if (recipe is None) == (confirm is None):
-        raise InvalidInput("expected a RECIPE or --confirm N", hint="--confirm 5 measures the 5 best again")
+        raise InvalidInput(
+            "expected a RECIPE or --confirm N", hint="--confirm 5 measures the 5 best again"
+        )
     for name, count in (("--confirm", confirm), ("--repeats", repeats)):
         if count is not None and count < 1:
             raise bad_value(name, count, "a whole number above 0")
@@ -136,7 +162,10 @@ def measure(  # noqa: PLR0913 - what, where, and how it is watched
         setup.refuse_imported_campaign(record)
         spec = setup.stored_spec(record)
         if spec.evaluator == "table":
-            what = f"campaign {record.name} looks recipes up in a table: measuring one again finds the same"
+            what = (
+                f"campaign {record.name} looks recipes up in a table: measuring one again finds the"
+                " same"
+            )
             raise InvalidInput(what, hint="name a campaign that probes by --campaign NAME")
         chosen = [recipe_of(spec, recipe)] if recipe is not None else []
         if confirm is not None:
@@ -154,7 +183,9 @@ def _last_created(store: Store, campaign: str | None) -> Campaign:
 
 
 def changed_since_launch(campaign: str | None = None, *, store: str | None = None) -> str | None:
-    """Return what the file of a launch (None: of the last) now has that its campaign has not; None where unknown."""
+    """Return what the file of a launch (None: of the last) now has that its campaign has not; None
+    where unknown.
+    """
     with opened(store) as found:
         record = _last_created(found, campaign)
         spec = setup.stored_spec(record)
@@ -162,23 +193,43 @@ def changed_since_launch(campaign: str | None = None, *, store: str | None = Non
             return None
         try:
             table = read_toml(Path(spec.file))
-            changes = {key: text for key, (was, text) in spec.changes.items() if value_of(table, key) == was}
+            changes = {
+                key: text
+                for key, (was, text) in spec.changes.items()
+                if value_of(table, key) == was
+            }
             file = read_campaign_file(Path(spec.file), changes)
         except FrontrunnerError as error:
             return f"{error.message}; campaign {record.name} goes on as it is stored"
-        if file.spec.budget == setup.launched_budget(found, record):  # which a command has changed since
+        if file.spec.budget == setup.launched_budget(
+            found, record
+        ):  # which a command has changed since
             file = replace(file, spec=replace(file.spec, budget=spec.budget))
         now, then = _by_section(file.spec), _by_section(spec)
-        changed = ", ".join(key for key in (*SECTIONS, "evaluator") if key in now and now[key] != then[key])
+        changed = ", ".join(
+            key for key in (*SECTIONS, "evaluator") if key in now and now[key] != then[key]
+        )
         name = f" --name {setup.free_name(found, file.spec.name)}" if file.named else ""
     sets = "".join(f" --set {shlex.quote(f'{key}={text}')}" for key, text in changes.items())
-    wanted = {key: getattr(file.spec.budget, key) for key in ("probes", "minutes", "node_hours", "cost")}
-    raised = {key: value for key, value in wanted.items() if value not in (None, getattr(spec.budget, key))}
-    way = f"to use the file, and the results that still hold: frontrunner launch {shlex.quote(spec.file)}{sets}{name}"
+    wanted = {
+        key: getattr(file.spec.budget, key) for key in ("probes", "minutes", "node_hours", "cost")
+    }
+    raised = {
+        key: value
+        for key, value in wanted.items()
+        if value not in (None, getattr(spec.budget, key))
+    }
+    way = (
+        "to use the file, and the results that still hold: frontrunner launch"
+        f" {shlex.quote(spec.file)}{sets}{name}"
+    )
     if changed == "budget" and raised:
         options = (f"--{key.replace('_', '-')} {value:g}" for key, value in raised.items())
         way = f"to use it: frontrunner resume {record.name} {' '.join(options)}"
-    what = f"{spec.file} differs ({changed}) from campaign {record.name}, which goes on as it is stored"
+    what = (
+        f"{spec.file} differs ({changed}) from campaign {record.name}, which goes on as it is"
+        " stored"
+    )
     return changed and f"{what}; {way}"
 
 
@@ -213,7 +264,9 @@ step = as_function(LocalStore.step)
 
 @dataclass(frozen=True, kw_only=True)
 class Upgraded:
-    """A store's revision before and after, and the backup that was made first; None where nothing was to be done."""
+    """A store's revision before and after, and the backup that was made first; None where nothing
+    was to be done.
+    """
 
     store: str
     before: str
@@ -222,19 +275,25 @@ class Upgraded:
 
 
 def check_store(store: str | None = None) -> Check:
-    """Check the store: the database's own checks, every row read, and everything recomputed that can be."""
+    """Check the store: the database's own checks, every row read, and everything recomputed that
+    can be.
+    """
     with opened(store) as found, found.database.read() as connection:
         return check.check(connection, store=found.url)
 
 
 def backup_store(file: str | Path | None = None, *, store: str | None = None) -> Path:
-    """Write a backup of the store to a new SQLite file, which is a store; drivers may keep running."""
+    """Write a backup of the store to a new SQLite file, which is a store; drivers may keep
+    running.
+    """
     with opened(store) as found:
         return transfer.backup(found, None if file is None else Path(file))
 
 
 def upgrade_store(store: str | None = None) -> Upgraded:
-    """Upgrade a store of an earlier version, after a backup next to it; refused while a driver holds a campaign."""
+    """Upgrade a store of an earlier version, after a backup next to it; refused while a driver
+    holds a campaign.
+    """
     with opened(store) as found:
         with found.database.read() as connection:
             before = database.revision_of(connection)
@@ -259,7 +318,9 @@ def prunable(campaign: str | None = None, *, store: str | None = None) -> tuple[
 
 
 def prune_store(campaign: str | None = None, *, store: str | None = None) -> tuple[Prunable, ...]:
-    """Remove the run folders of finished campaigns; every outcome, and the end of every log, stays in the store."""
+    """Remove the run folders of finished campaigns; every outcome, and the end of every log, stays
+    in the store.
+    """
     found = prunable(campaign, store=store)
     pruning.prune(found)
     return found
@@ -272,7 +333,9 @@ def archive(campaign: str | None, file: str | Path, *, store: str | None = None)
 
 
 def unarchive(file: str | Path, *, name: str | None = None, store: str | None = None) -> Unarchived:
-    """Add the campaign of an archive to the store, as `name` or under its own; a damaged file leaves nothing behind."""
+    """Add the campaign of an archive to the store, as `name` or under its own; a damaged file
+    leaves nothing behind.
+    """
     if name is not None:
         require_campaign_name("--name", name)
     check_spec = partial(load_json, CampaignSpec, what="its spec")

@@ -1,4 +1,6 @@
-"""Exchange with other tools: export and import recipes, import measured tables, export campaigns as Optuna studies."""
+"""Exchange with other tools: export and import recipes, import measured tables, export campaigns as
+Optuna studies.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,12 @@ from frontrunner.results.records import IMPORTED
 from frontrunner.results.status import Appearance, Explanation
 from frontrunner.results.store import open_store
 from frontrunner.results.writer import ImportedCampaign, ImportedOutcome, add_imported
-from frontrunner.search.campaign_setup import is_dispatched, problem_summary, require_dispatch_of_groups, stored_spec
+from frontrunner.search.campaign_setup import (
+    is_dispatched,
+    problem_summary,
+    require_dispatch_of_groups,
+    stored_spec,
+)
 from frontrunner.search.optuna_export import Mirrored, mirror_campaign
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.cluster import Cluster
@@ -80,14 +87,18 @@ KUBERNETES = "kubernetes"
 TRAINED_HERE = (*SCHEDULERS, KUBERNETES, RECIPE_FILE)
 """Exports that frontrunner's own trainer trains with."""
 TARGETS = (*TOOLS, *TRAINED_HERE)
-NOT_SENT = "# Here belongs dispatch.{} of the campaign, which a service does not send: ask who runs it."
+NOT_SENT = (
+    "# Here belongs dispatch.{} of the campaign, which a service does not send: ask who runs it."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRecipe:
-    """A configuration read as a recipe; `illegal` is why our trainer cannot run it, None where it can.
+    """A configuration read as a recipe; `illegal` is why our trainer cannot run it, None where it
+    can.
 
-    What the recipe does not have: `ignored` settings may change speed or memory, `harmless` ones are assumed not to.
+    What the recipe does not have: `ignored` settings may change speed or memory, `harmless` ones
+    are assumed not to.
     """
 
     recipe_id: str
@@ -113,19 +124,29 @@ def exported(
     campaign: str | Path | None = None,
     for_client: bool = False,
 ) -> str:
-    """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`, one of `TARGETS`.
+    """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`, one of
+    `TARGETS`.
 
-    With `campaign` it is one of this file's space, by its id or by choices, whether it was measured or not. Of a
-    campaign file as `recipe`, one of `SCHEDULERS` returns the batch script that drives it. `for_client`: without the
-    command of another trainer, and with a comment in place of lines that a site may keep secrets in.
+    With `campaign` it is one of this file's space, by its id or by choices, whether it was measured
+    or not. Of a campaign file as `recipe`, one of `SCHEDULERS` returns the batch script that drives
+    it. `for_client`: without the command of another trainer, and with a comment in place of lines
+    that a site may keep secrets in.
 
-    `data`, the path of a file or `built-in`, is what exports for our own trainer train on instead of the campaign's.
+    `data`, the path of a file or `built-in`, is what exports for our own trainer train on instead
+    of the campaign's.
     """
     if to not in TARGETS:
-        raise bad_value("--to", to, f"one of {', '.join(TARGETS)}, optuna", hint=did_you_mean(to, (*TARGETS, "optuna")))
+        raise bad_value(
+            "--to",
+            to,
+            f"one of {', '.join(TARGETS)}, optuna",
+            hint=did_you_mean(to, (*TARGETS, "optuna")),
+        )
     if campaign is None and isinstance(recipe, str) and recipe.endswith(CAMPAIGN_FILE):
         if data is not None:
-            raise bad_value("--data", data, "nothing with a campaign file, which states its own: [data] path")
+            raise bad_value(
+                "--data", data, "nothing with a campaign file, which states its own: [data] path"
+            )
         return _campaign_exported(Path(recipe), to)
     file, dispatch = _file_and_dispatch(store, recipe, campaign)
     if for_client:
@@ -138,26 +159,40 @@ def exported(
         return tool_named(to).render(file.problem, file.recipe, provenance(file))
     by_command = to in SCHEDULERS and file.training.command is not None
     if by_command and data is not None:
-        raise bad_value("--data", data, "nothing with a recipe of another trainer, whose command names its data")
+        raise bad_value(
+            "--data", data, "nothing with a recipe of another trainer, whose command names its data"
+        )
     if not by_command:
         named = recipe if isinstance(recipe, str) else file.recipe_id
         refuse_file_of_others(file, named)
-        data_of_file(file, named, may_be_elsewhere=True)  # what trains looks for them before it does
-    return manifest(_job(file)) if to == KUBERNETES else batch_script(to, _job(file), dispatch=dispatch)
+        data_of_file(
+            file, named, may_be_elsewhere=True
+        )  # what trains looks for them before it does
+    return (
+        manifest(_job(file))
+        if to == KUBERNETES
+        else batch_script(to, _job(file), dispatch=dispatch)
+    )
 
 
 def _without_command(file: RecipeFile, to: str) -> RecipeFile:
-    """Return the file without its command; raise `InvalidInput` where it would pass for a recipe of our trainer."""
+    """Return the file without its command; raise `InvalidInput` where it would pass for a recipe of
+    our trainer.
+    """
     if file.training.command is not None and file.measured is None and to in TRAINED_HERE:
         what = f"recipe {file.recipe_id} is of another trainer, whose command is not exported here"
-        raise InvalidInput(what, hint=f"with its campaign's store: frontrunner export {file.recipe_id} --to {to}")
+        raise InvalidInput(
+            what, hint=f"with its campaign's store: frontrunner export {file.recipe_id} --to {to}"
+        )
     return replace(file, training=replace(file.training, command=None))
 
 
 def _without_hidden_lines(
     file: RecipeFile, dispatch: DispatchSettings | None, to: str
 ) -> tuple[RecipeFile, DispatchSettings | None]:
-    """Return both without the site's lines; the set-up has a comment in place of those that the export would have."""
+    """Return both without the site's lines; the set-up has a comment in place of those that the
+    export would have.
+    """
     nodes = file.training.nodes
     empty: dict[str, Any] = dict.fromkeys(HIDDEN_LINES, ())
     lines = {key: getattr(nodes, key, ()) for key in HIDDEN_LINES}
@@ -165,13 +200,17 @@ def _without_hidden_lines(
         lines["scheduler_options"] = dispatch.scheduler_options
     setup = tuple(NOT_SENT.format(key) for key in HIDDEN_LINES if lines[key])
     nodes = replace(nodes, launcher_options=(), worker_init=setup)
-    return replace(file, training=replace(file.training, nodes=nodes)), dispatch and replace(dispatch, **empty)
+    return replace(file, training=replace(file.training, nodes=nodes)), dispatch and replace(
+        dispatch, **empty
+    )
 
 
 def _file_and_dispatch(
     store: StoredRecipes, recipe: str | Mapping[str, object], campaign: str | Path | None
 ) -> tuple[RecipeFile, DispatchSettings | None]:
-    """Return a recipe as a recipe file, and how its campaign reaches nodes; None where only the file is there."""
+    """Return a recipe as a recipe file, and how its campaign reaches nodes; None where only the
+    file is there.
+    """
     if campaign is not None:
         file = _planned_file(store, recipe, Path(campaign))
         return file, read_campaign_file(Path(campaign)).spec.dispatch.of_group(file.recipe.group)
@@ -191,7 +230,10 @@ def _stored(store: StoredRecipes, recipe: str) -> Explanation:
     except FrontrunnerError:
         if recipe not in {found.name for found in store.campaigns()}:
             raise
-        hint = f"name a recipe (frontrunner best {recipe}), or the campaign's file for a script that drives it"
+        hint = (
+            f"name a recipe (frontrunner best {recipe}), or the campaign's file for a script that"
+            " drives it"
+        )
         raise InvalidInput(f"{recipe} is a campaign, not a recipe", hint=hint) from None
 
 
@@ -232,17 +274,29 @@ def provenance(file: RecipeFile) -> tuple[str, ...]:
     problem, measured = file.problem, file.measured
     figures = "never measured"
     if measured is not None:
-        by = f"by frontrunner's {file.recipe.engine} engine" if measured.is_ours else "from a table of others' training"
-        by = by if measured.trainer is None else f"by another trainer (evaluator {measured.trainer})"
-        figures = (
-            f"{measured.figures} in campaign {measured.campaign}, {by}: {thousands(measured.tokens_per_s)} tokens/s, "
-            f"{measured.step_time_s_median:.4g} s a step, {measured.model_tflops_per_device:.4g} TFLOPS a device"
+        by = (
+            f"by frontrunner's {file.recipe.engine} engine"
+            if measured.is_ours
+            else "from a table of others' training"
         )
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(file.origin.measured_with.items()))
+        by = (
+            by if measured.trainer is None else f"by another trainer (evaluator {measured.trainer})"
+        )
+        figures = (
+            f"{measured.figures} in campaign {measured.campaign}, {by}:"
+            f" {thousands(measured.tokens_per_s)} tokens/s, {measured.step_time_s_median:.4g} s a"
+            f" step, {measured.model_tflops_per_device:.4g} TFLOPS a device"
+        )
+    versions = ", ".join(
+        f"{name} {version}" for name, version in sorted(file.origin.measured_with.items())
+    )
     return (
         f"frontrunner recipe {file.recipe_id}: {file.recipe.describe()}",
-        f"problem: {problem.model.name} on {problem.cluster.name} ({file.recipe.devices} x {problem.cluster.device}), "
-        f"sequences of {problem.sequence_length} tokens, {problem.precision}",
+        (
+            f"problem: {problem.model.name} on {problem.cluster.name} ({file.recipe.devices} x"
+            f" {problem.cluster.device}), sequences of {problem.sequence_length} tokens,"
+            f" {problem.precision}"
+        ),
         figures,
         f"versions: {versions or 'not known'}",
         f"written {file.origin.written_at} by {file.origin.written_by}",
@@ -257,41 +311,64 @@ def recipe_file(explanation: Explanation) -> RecipeFile:
     if standing is not None:
         figures: dict[str, Any] = {f.name: getattr(standing, f.name) for f in fields(standing)}
         trainer = spec.evaluator if spec.trainer else None
-        measured = Measured(campaign=campaign.name, figures=campaign.figures, trainer=trainer, **figures)
-    ran_with = [attempt.provenance.versions for attempt in appearance.attempts if attempt.provenance is not None]
+        measured = Measured(
+            campaign=campaign.name, figures=campaign.figures, trainer=trainer, **figures
+        )
+    ran_with = [
+        attempt.provenance.versions
+        for attempt in appearance.attempts
+        if attempt.provenance is not None
+    ]
     versions = dict(ran_with[-1]) if ran_with else {}
     data = trained_on(explanation, campaign) if standing is not None and not spec.trainer else ()
     file = _file(spec, explanation.recipe, explanation.recipe_id, data)
     return replace(file, measured=measured, origin=replace(file.origin, measured_with=versions))
 
 
-def _planned_file(store: StoredRecipes, recipe: str | Mapping[str, object], campaign: Path) -> RecipeFile:
-    """Return a recipe of a campaign file's space as a file, with its figures where the store has some."""
+def _planned_file(
+    store: StoredRecipes, recipe: str | Mapping[str, object], campaign: Path
+) -> RecipeFile:
+    """Return a recipe of a campaign file's space as a file, with its figures where the store has
+    some.
+    """
     spec = read_campaign_file(campaign).spec
     _, _, found = find_recipe(store.show, recipe, campaign)
     planned = _file(spec, found, recipe_id(spec.problem, found))
     with suppress(NotFound):  # no such recipe, or no store
         known = recipe_file(store.show(planned.recipe_id))
-        if known.measured is not None and known.measured.trainer == (spec.evaluator if spec.trainer else None):
+        if known.measured is not None and known.measured.trainer == (
+            spec.evaluator if spec.trainer else None
+        ):
             return replace(planned, measured=known.measured, origin=known.origin)
     return planned
 
 
 def _source(explanation: Explanation) -> Appearance:
-    """Return where to take a recipe from: the newest campaign by our trainer, else by others, else not measured.
+    """Return where to take a recipe from: the newest campaign by our trainer, else by others, else
+    not measured.
 
     From an archive only where nothing else has measured it: scripts run what its [dispatch] says.
     """
 
     def place(found: Appearance) -> tuple[bool, bool, int, bool]:
         figures = len(FIGURES) if found.standing is None else FIGURES.index(found.campaign.figures)
-        return found.standing is None, found.is_archived, figures, bool(stored_spec(found.campaign).trainer)
+        return (
+            found.standing is None,
+            found.is_archived,
+            figures,
+            bool(stored_spec(found.campaign).trainer),
+        )
 
     return min(explanation.appearances, key=place)
 
 
-def _file(spec: CampaignSpec, recipe: Recipe, identity: str, data: tuple[TrainingData, ...] = ()) -> RecipeFile:
-    now, dispatch = datetime.now(UTC).isoformat(timespec="seconds"), spec.dispatch.of_group(recipe.group)
+def _file(
+    spec: CampaignSpec, recipe: Recipe, identity: str, data: tuple[TrainingData, ...] = ()
+) -> RecipeFile:
+    now, dispatch = (
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        spec.dispatch.of_group(recipe.group),
+    )
     if not data and not (spec.trainer or spec.evaluator == IMPORTED):
         with suppress(InvalidInput):  # no probe has recorded them, and the file may be gone
             data = training_data(spec.data)
@@ -306,7 +383,9 @@ def _file(spec: CampaignSpec, recipe: Recipe, identity: str, data: tuple[Trainin
             schedule=schedule_of(spec),
             seed=spec.search.seed,
             data=data,
-            nodes=NodeSettings(**{one.name: getattr(dispatch, one.name) for one in fields(NodeSettings)}),
+            nodes=NodeSettings(
+                **{one.name: getattr(dispatch, one.name) for one in fields(NodeSettings)}
+            ),
         ),
         measured=None,
         origin=Origin(written_by=f"frontrunner {__version__}", written_at=now),
@@ -327,7 +406,9 @@ def _command(spec: CampaignSpec, recipe: Recipe) -> TrainerCommand | None:
 def import_config(
     path: str | Path, *, tool: str, campaign: str | Path, stated: Mapping[str, object] | None = None
 ) -> ImportedRecipe:
-    """Read another tool's configuration as a recipe of the campaign file's problem; `stated` gives more choices."""
+    """Read another tool's configuration as a recipe of the campaign file's problem; `stated` gives
+    more choices.
+    """
     spec = read_campaign_file(Path(campaign)).spec
     if spec.problem.cluster.group:
         named = {"group": (str(stated["group"]),)} if stated and "group" in stated else {}
@@ -340,7 +421,10 @@ def import_config(
         other = path.parent / Path(name).name
         return read_text(other, "configuration") if holds(other.is_file) else None
 
-    given, reader = Given(text=read_text(path, "configuration"), stated=stated or {}, beside=beside), tool_named(tool)
+    given, reader = (
+        Given(text=read_text(path, "configuration"), stated=stated or {}, beside=beside),
+        tool_named(tool),
+    )
     with naming(path):
         recipe = reader.read(spec.problem, given)
     reason, identity = why_illegal(recipe, spec.problem), recipe_id(spec.problem, recipe)
@@ -375,7 +459,9 @@ class ImportedProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """Result of an import. `known_rows` are those that the store had before; a preview writes nothing."""
+    """Result of an import. `known_rows` are those that the store had before; a preview writes
+    nothing.
+    """
 
     file: str
     store: str
@@ -401,7 +487,8 @@ def import_table(
     store: str | None = None,
     preview: bool = False,
 ) -> Import:
-    """Read a table of measurements into the store, as one campaign per problem; rows that it has are skipped.
+    """Read a table of measurements into the store, as one campaign per problem; rows that it has
+    are skipped.
 
     Rows without hardware were measured on `cluster` (a preset, a cluster file's path, or a value).
     """
@@ -420,10 +507,16 @@ def import_table(
     campaigns = list(by_name.values())
     if not campaigns:
         reasons = "; ".join(f"{left.rows} x {left.reason}" for left in found.left_out[:4])
-        raise InvalidInput(f"none of the {found.rows} rows of {found.file} can be used: {reasons}"[:350])
+        raise InvalidInput(
+            f"none of the {found.rows} rows of {found.file} can be used: {reasons}"[:350]
+        )
     new, url = campaigns, store_url(store)
     if not preview or "://" in url or Path(url).exists():
-        about: dict[str, str | int] = {"file": found.file, "sha256": found.sha256, "rows": found.rows}
+        about: dict[str, str | int] = {
+            "file": found.file,
+            "sha256": found.sha256,
+            "rows": found.rows,
+        }
         about |= {f"left out: {left.reason}": left.rows for left in found.left_out}
         with open_store(url, create=not preview, read_only=preview) as target:
             new = list(add_imported(target, campaigns, about=about, preview=preview))
@@ -432,7 +525,8 @@ def import_table(
         store=shown_store(url),
         is_preview=preview,
         rows=found.rows,
-        known_rows=sum(len(one.outcomes) for one in campaigns) - sum(len(one.outcomes) for one in new),
+        known_rows=sum(len(one.outcomes) for one in campaigns)
+        - sum(len(one.outcomes) for one in new),
         problems=tuple(
             ImportedProblem(
                 campaign=campaign.name,
@@ -449,13 +543,19 @@ def import_table(
 
 
 def _campaign(table: TableProblem, found: Reading, given: str | None) -> ImportedCampaign:
-    """Return a problem's campaign, with the given name or the file's, and the problem where there are several."""
+    """Return a problem's campaign, with the given name or the file's, and the problem where there
+    are several.
+    """
     problem, recipes = table.problem, [row.recipe for row in table.rows]
     name = given or campaign_name_from(Path(found.file).stem)
     if len(found.problems) > 1:
         apart = f"{recipes[0].devices}x-s{problem.sequence_length}-b{problem.global_batch}"
         name = campaign_name_from(f"{name}-{problem.model.name}-{apart}")
-    values = {one.name: {one.of(recipe) for recipe in recipes} for one in DIMENSIONS.values() if one.is_everywhere}
+    values = {
+        one.name: {one.of(recipe) for recipe in recipes}
+        for one in DIMENSIONS.values()
+        if one.is_everywhere
+    }
     values["schedule"].discard("none")
     listed: dict[str, Any] = {key: tuple(sorted(found)) for key, found in values.items() if found}
     space = Space(**listed)

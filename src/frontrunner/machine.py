@@ -23,7 +23,13 @@ from frontrunner.evaluators.analytic.fit import (
 )
 from frontrunner.evaluators.cluster.environment import JobEnvironment, job_environment
 from frontrunner.evaluators.cluster.settings import RAY, NodeSource, node_source
-from frontrunner.evaluators.diagnostics.calibration import Calibration, calibration, measure, write_fits, write_measured
+from frontrunner.evaluators.diagnostics.calibration import (
+    Calibration,
+    calibration,
+    measure,
+    write_fits,
+    write_measured,
+)
 from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs
 from frontrunner.evaluators.diagnostics.doctor.machine import examine
 from frontrunner.evaluators.diagnostics.ranks import Place, allocated
@@ -67,10 +73,11 @@ def calibrate(
     cluster: str | Cluster | None = None,
     on_start: OnStart | None = None,
 ) -> Calibration | None:
-    """Measure this machine, or the allocation whose launcher started this process, into a cluster file.
+    """Measure this machine, or the allocation whose launcher started this process, into a cluster
+    file.
 
-    `cluster` (a preset, a cluster file, or a value; default: as detected) provides what is not measured. In an
-    allocation every process calls this; rank 0 writes, and the others return None.
+    `cluster` (a preset, a cluster file, or a value; default: as detected) provides what is not
+    measured. In an allocation every process calls this; rank 0 writes, and the others return None.
     """
     path = _writable(out)
     _check_limits("--seconds", seconds, ranks)
@@ -79,7 +86,10 @@ def calibrate(
     per_node = ranks or base.devices_per_node
     where = where or Place(ranks=per_node, ranks_per_node=per_node)
     _refuse_elsewhere(base.backend, where)
-    taken_at, load_before = datetime.now(UTC), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    taken_at, load_before = (
+        datetime.now(UTC),
+        os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    )
     if on_start is not None:
         on_start(where)
     seen = measure(where, device=TORCH_DEVICES[base.backend], seconds=seconds)
@@ -91,9 +101,13 @@ def calibrate(
 
 
 def fit_tables(
-    tables: Sequence[str | Path], *, out: str | Path | None = None, cluster: str | Cluster | None = None
+    tables: Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    cluster: str | Cluster | None = None,
 ) -> StepFits:
-    """Fit the analytic model's constants to tables of step times, for `cluster` or the preset of the rows' hardware.
+    """Fit the analytic model's constants to tables of step times, for `cluster` or the preset of
+    the rows' hardware.
 
     Each training code is fitted to by itself.
     """
@@ -103,7 +117,9 @@ def fit_tables(
         devices = {sample.cluster.device: sample.cluster for sample in measured.samples}
         if len(devices) != 1:
             found = ", ".join(sorted(devices))
-            raise InvalidInput(f"the rows' devices are {found}: expected one", hint="name it with --cluster")
+            raise InvalidInput(
+                f"the rows' devices are {found}: expected one", hint="name it with --cluster"
+            )
         (base,) = devices.values()
     return _fitted(measured, path, base, ", ".join(Path(table).name for table in tables))
 
@@ -115,9 +131,11 @@ def fit_campaign(
     out: str | Path | None = None,
     cluster: str | Cluster | None = None,
 ) -> StepFits:
-    """Fit the analytic model's constants to a campaign's measurements, for `cluster` or the campaign's own.
+    """Fit the analytic model's constants to a campaign's measurements, for `cluster` or the
+    campaign's own.
 
-    With `campaign` None to those of the newest and of all others on its cluster with its code, precision and software.
+    With `campaign` None to those of the newest and of all others on its cluster with its code,
+    precision and software.
     """
     path = _writable(out) if out is not None else None
     with opened(store) as found:
@@ -128,7 +146,9 @@ def fit_campaign(
         if campaign is None and not spec.problem.cluster.group:
             others = _on_the_same_machine(found, record, spec)
     if spec.evaluator == "simulated":
-        raise InvalidInput(f"campaign {record.name} is simulated: it measured nothing that could be fitted to")
+        raise InvalidInput(
+            f"campaign {record.name} is simulated: it measured nothing that could be fitted to"
+        )
     if record.figures == "imported":
         raise InvalidInput(
             f"campaign {record.name} is imported, from training code that it does not name",
@@ -156,29 +176,51 @@ def fit_campaign(
 Outcomes = list[tuple[Problem, Recipe, Outcome]]
 
 
-def _of_one_group(spec: CampaignSpec, outcomes: Outcomes, base: Cluster | None) -> tuple[CampaignSpec, Outcomes]:
-    """Return the campaign and its outcomes on the group of the device of `base`, or on the only one with outcomes."""
+def _of_one_group(
+    spec: CampaignSpec, outcomes: Outcomes, base: Cluster | None
+) -> tuple[CampaignSpec, Outcomes]:
+    """Return the campaign and its outcomes on the group of the device of `base`, or on the only one
+    with outcomes.
+    """
     tried = {recipe.group for _, recipe, _ in outcomes}
     names = [one.name for one in spec.problem.cluster.group if one.name in tried]
     if base is not None:
-        names = [name for name in names if spec.problem.by_group[name].cluster.device == base.device]
+        names = [
+            name for name in names if spec.problem.by_group[name].cluster.device == base.device
+        ]
     if len(names) != 1:
         stated = base and f"{base.device} of {base.name}"
-        expected = f"a cluster with the device of one of its groups: {spec.problem.cluster.describe()}"
+        expected = (
+            f"a cluster with the device of one of its groups: {spec.problem.cluster.describe()}"
+        )
         raise bad_value("cluster", stated, expected)
     alone = spec.on_group(names[0])
-    return alone, [(alone.problem, recipe, outcome) for _, recipe, outcome in outcomes if recipe.group == names[0]]
+    return alone, [
+        (alone.problem, recipe, outcome)
+        for _, recipe, outcome in outcomes
+        if recipe.group == names[0]
+    ]
 
 
 def _on_the_same_machine(store: Store, record: Campaign, spec: CampaignSpec) -> list[Evidence]:
-    """Return what other campaigns measured on the same cluster, with the same code, precision and software."""
-    ran_with = [one.provenance for one in campaign_results(store, record.id) if one.provenance is not None]
+    """Return what other campaigns measured on the same cluster, with the same code, precision and
+    software.
+    """
+    ran_with = [
+        one.provenance for one in campaign_results(store, record.id) if one.provenance is not None
+    ]
     if not ran_with:
         return []
     earlier = []
-    for other in (store.campaign(summary.name) for summary in store.campaigns() if summary.id != record.id):
+    for other in (
+        store.campaign(summary.name) for summary in store.campaigns() if summary.id != record.id
+    ):
         with suppress(StoreUnusable):  # of a version that this one cannot read
-            earlier += [Earlier(campaign=other, spec=stored_spec(other))] if other.figures == "measured" else []
+            earlier += (
+                [Earlier(campaign=other, spec=stored_spec(other))]
+                if other.figures == "measured"
+                else []
+            )
     wanted = replace(spec, search=replace(spec.search, warm_start=True, reuse=False))
     evidence = gather(store, wanted, earlier, ran_with[-1]).evidence
     return [one for one in evidence if are_of_one_machine(one.problem, spec.problem)]
@@ -199,7 +241,9 @@ def _writable(out: str | Path) -> Path:
 
 
 def _base(cluster: str | Cluster | None, ranks_per_node: int | None, device: str | None) -> Cluster:
-    """Return the cluster that the file starts from; a detected CPU's memory and rate are divided among its ranks."""
+    """Return the cluster that the file starts from; a detected CPU's memory and rate are divided
+    among its ranks.
+    """
     base = named_cluster(cluster)
     if base is None and device == "cpu":
         found = processors()
@@ -208,7 +252,9 @@ def _base(cluster: str | Cluster | None, ranks_per_node: int | None, device: str
         wanted = {"devices_per_node": ranks_per_node} if ranks_per_node else {}
         base = parse_cluster({"preset": "this-machine", **wanted})
     elif base.backend == "cpu" and ranks_per_node not in (None, base.devices_per_node):
-        raise bad_value("--ranks", ranks_per_node, f"{base.devices_per_node} per node, as {base.name} has")
+        raise bad_value(
+            "--ranks", ranks_per_node, f"{base.devices_per_node} per node, as {base.name} has"
+        )
     if device is not None and (its_own := TORCH_DEVICES.get(base.backend, base.backend)) != device:
         raise bad_value("--device", device, f"{its_own}, as {base.name} has")
     return base
@@ -222,7 +268,11 @@ def _refuse_elsewhere(backend: str, where: Place) -> None:
         expected = f"{here.backend}, which is what this machine has ({here.device_name})"
         raise bad_value("cluster.backend", backend, expected)
     if where.ranks_per_node > here.devices_per_node:
-        raise bad_value("--ranks", where.ranks_per_node, f"at most the {here.devices_per_node} devices found here")
+        raise bad_value(
+            "--ranks",
+            where.ranks_per_node,
+            f"at most the {here.devices_per_node} devices found here",
+        )
 
 
 def _check_limits(flag: str, seconds: float, ranks: int | None) -> None:
@@ -233,7 +283,9 @@ def _check_limits(flag: str, seconds: float, ranks: int | None) -> None:
 
 
 def doctor(campaign: str | Path | None = None, *, store: str | None = None) -> tuple[Check, ...]:
-    """Check this machine, job and installation, and what a campaign file needs; `store` overrides the file's."""
+    """Check this machine, job and installation, and what a campaign file needs; `store` overrides
+    the file's.
+    """
     return examine(_needs(campaign, store))
 
 
@@ -246,13 +298,15 @@ def call_ranks(
 ) -> TestResult | None:
     """Run all-reduces on real ranks: bandwidth by size, and ranks that fail or lag.
 
-    In an allocation every process calls this; rank 0 gets the result, and the others None. `deadline_s` is how long a
-    rank may take to join or to make progress.
+    In an allocation every process calls this; rank 0 gets the result, and the others None.
+    `deadline_s` is how long a rank may take to join or to make progress.
     """
     from frontrunner.evaluators.diagnostics.doctor.collective_test import run_collective_test
 
     _check_limits("--deadline", deadline_s, ranks)
-    cluster = read_campaign_file(Path(campaign)).spec.problem.cluster if campaign is not None else None
+    cluster = (
+        read_campaign_file(Path(campaign)).spec.problem.cluster if campaign is not None else None
+    )
     where = allocated(ranks)
     job = this_job()
     backend = cluster.backend if cluster is not None else job.backend
@@ -262,7 +316,9 @@ def call_ranks(
     if on_start is not None:
         on_start(where)
     nodes = job.nodes if where.rank is not None else (socket.gethostname(),)
-    return run_collective_test(where, device=TORCH_DEVICES[backend], deadline_s=deadline_s, nodes=nodes)
+    return run_collective_test(
+        where, device=TORCH_DEVICES[backend], deadline_s=deadline_s, nodes=nodes
+    )
 
 
 def this_job() -> JobEnvironment:

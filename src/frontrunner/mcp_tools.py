@@ -1,4 +1,6 @@
-"""Tools for agents over the Model Context Protocol: plan, query and export and, where allowed, launch."""
+"""Tools for agents over the Model Context Protocol: plan, query and export and, where allowed,
+launch.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +34,23 @@ RUNS = ToolAnnotations(read_only_hint=False, destructive_hint=False)
 INSTRUCTIONS = """frontrunner finds the fastest way to train a given transformer on given machines. A campaign file
 (TOML) has the sections model, cluster and problem (presets lists models and clusters); space, search, budget and probe
 are optional. `campaign_file` is its path, or its sections as an object. Begin with plan or advise, which estimate and
-run nothing; launch measures by real training and spends the machine's time; status, best and show read results."""
+run nothing; launch measures by real training and spends the machine's time; status, best and show read results."""  # noqa: E501
 
 
 def tools_server(store: LocalStore | RemoteStore, *, allow_launch: bool = False) -> MCPServer[Any]:
-    """Return the server of the tools over a store or a service; without `allow_launch` none starts anything."""
-    server: MCPServer[Any] = MCPServer("frontrunner", version=__version__, instructions=INSTRUCTIONS)
+    """Return the server of the tools over a store or a service; without `allow_launch` none starts
+    anything.
+    """
+    server: MCPServer[Any] = MCPServer(
+        "frontrunner", version=__version__, instructions=INSTRUCTIONS
+    )
     kinds: list[tuple[object, ToolAnnotations]] = [(Reading(store), READS)]
     kinds += [(Running(store), RUNS)] if allow_launch else []
     for tools, marked in kinds:
         for name in (name for name in vars(type(tools)) if not name.startswith("_")):
-            server.tool(annotations=marked, structured_output=False)(_answering(getattr(tools, name)))
+            server.tool(annotations=marked, structured_output=False)(
+                _answering(getattr(tools, name))
+            )
     return server
 
 
@@ -54,7 +62,9 @@ def _answering(tool: Callable[..., object]) -> Callable[..., str]:
         try:
             return to_json(tool(*args, **kwargs))
         except FrontrunnerError as error:
-            raise ToolError(error.message + (f"\nhint: {error.hint}" if error.hint else "")) from None
+            raise ToolError(
+                error.message + (f"\nhint: {error.hint}" if error.hint else "")
+            ) from None
 
     return answer
 
@@ -74,16 +84,27 @@ class Reading:
     def presets(self, name: str | None = None) -> object:
         """List the models, clusters and devices that ship; with a name, show that one."""
         found = presets_by_kind(name)
-        return found if name is not None else {kind: sorted(tables) for kind, tables in found.items()}
+        return (
+            found if name is not None else {kind: sorted(tables) for kind, tables in found.items()}
+        )
 
     def space(self, campaign_file: CampaignGiven) -> object:
         """Count the legal and illegal recipes of a campaign's space, with the reasons."""
         surveyed = api.survey(campaign_file)
-        refused = [{"code": code, "points": n, "example": text} for code, n, text in surveyed.refused_by_count()]
-        return {"points": surveyed.points, "legal_recipes": len(surveyed.recipes), "refused": refused}
+        refused = [
+            {"code": code, "points": n, "example": text}
+            for code, n, text in surveyed.refused_by_count()
+        ]
+        return {
+            "points": surveyed.points,
+            "legal_recipes": len(surveyed.recipes),
+            "refused": refused,
+        }
 
     def plan(self, campaign_file: CampaignGiven, top: int = 10) -> object:
-        """Estimate every legal recipe of a campaign, and return the fastest that fit in memory. Nothing is run."""
+        """Estimate every legal recipe of a campaign, and return the fastest that fit in memory.
+        Nothing is run.
+        """
         return planning.plan(campaign_file).shown(_rows(top))
 
     def scaling(self, campaign_file: CampaignGiven, nodes: list[int]) -> object:
@@ -91,16 +112,24 @@ class Reading:
         return planning.scaling(campaign_file, nodes)
 
     def advise(self, campaign_file: CampaignGiven) -> object:
-        """Recommend a starting configuration for a campaign's model and machines, with the reasons. Nothing is run."""
+        """Recommend a starting configuration for a campaign's model and machines, with the reasons.
+        Nothing is run.
+        """
         file = campaign_file if isinstance(campaign_file, str) else "FILE"
         found = planning.advise(campaign_file)
-        named = {"choices": found.choices, "lacking": found.lacking, "chosen": found.chosen, "trust": found.trust}
+        named = {
+            "choices": found.choices,
+            "lacking": found.lacking,
+            "chosen": found.chosen,
+            "trust": found.trust,
+        }
         return in_words(found, file) | named
 
     def explain(self, recipe: str | Table, campaign_file: str | None = None) -> object:
         """Break a recipe's estimated step time and memory down.
 
-        `recipe` is a stored id or, with a campaign file, choices such as {"tensor_parallel": 8} that leave one recipe.
+        `recipe` is a stored id or, with a campaign file, choices such as {"tensor_parallel": 8}
+        that leave one recipe.
         """
         return self._store.explain(recipe, campaign=campaign_file)
 
@@ -109,7 +138,9 @@ class Reading:
         return self._store.campaigns()
 
     def status(self, campaign: str | None = None) -> object:
-        """Return the state of a campaign (default: the newest): progress, failures, best recipe, last events."""
+        """Return the state of a campaign (default: the newest): progress, failures, best recipe,
+        last events.
+        """
         return self._store.status(campaign)
 
     def best(self, campaign: str | None = None, top: int = 10) -> object:
@@ -117,7 +148,9 @@ class Reading:
         return self._store.best(campaign, top=_rows(top))
 
     def show(self, recipe_id: str, campaign: str | None = None) -> object:
-        """Return everything known about a recipe: choices, measurements, failures, why it ranks there."""
+        """Return everything known about a recipe: choices, measurements, failures, why it ranks
+        there.
+        """
         return self._store.show(recipe_id, campaign=campaign)
 
     def failures(self, campaign: str | None = None) -> object:
@@ -125,7 +158,9 @@ class Reading:
         return self._store.failures(campaign)
 
     def export(self, recipe_id: str, to: str) -> object:
-        """Return a recipe as a file for a tool such as megatron-lm, nemo or slurm; an unknown name lists them."""
+        """Return a recipe as a file for a tool such as megatron-lm, nemo or slurm; an unknown name
+        lists them.
+        """
         return self._store.export(recipe_id, to=to)
 
 
@@ -136,21 +171,29 @@ class Running:
         self._store = store
 
     def launch(self, campaign_file: CampaignGiven) -> object:
-        """Start a campaign, whose driver goes on by itself, and return its name; status and best follow it."""
+        """Start a campaign, whose driver goes on by itself, and return its name; status and best
+        follow it.
+        """
         if isinstance(self._store, RemoteStore):
             return {"campaign": self._store.launch(campaign_file)}
         with _drivers(self._store, create=True) as drivers:
-            return drivers.launch(Path(campaign_file) if isinstance(campaign_file, str) else campaign_file)
+            return drivers.launch(
+                Path(campaign_file) if isinstance(campaign_file, str) else campaign_file
+            )
 
     def resume(self, campaign: str | None = None) -> object:
-        """Continue a campaign (default: the one created last) where it stopped, and return its name."""
+        """Continue a campaign (default: the one created last) where it stopped, and return its
+        name.
+        """
         if isinstance(self._store, RemoteStore):
             return {"campaign": self._store.resume(campaign)}
         with _drivers(self._store) as drivers:
             return drivers.resume(campaign or self._store.status(None).campaign.name)
 
     def end(self, campaign: str, how: Literal["pause", "stop", "cancel"]) -> object:
-        """Pause or stop a campaign when its running probes have finished, or cancel it: end them at once."""
+        """Pause or stop a campaign when its running probes have finished, or cancel it: end them at
+        once.
+        """
         if isinstance(self._store, RemoteStore):
             getattr(self._store, how)(campaign)
         else:

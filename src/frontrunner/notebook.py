@@ -37,7 +37,9 @@ PRINTERS = {
     "Survey": "results.print_survey",
     "Sweep": "around.print_sweep",
 }
-"""The function of `frontrunner.views` that prints a value, by its class; of others the fields are displayed."""
+"""The function of `frontrunner.views` that prints a value, by its class; of others the fields are
+displayed.
+"""
 
 
 MOST_CHARACTERS = 400
@@ -57,7 +59,10 @@ def _in_short(value: Any) -> str:
         parts = (f"{name}={text}" for name, text in in_short(value).items())
         text = f"{name}({', '.join(parts)})"
     else:
-        text = f"<{name} of {len(value)}: {', '.join(map(_WORDS.repr, value[:1]))}{', ...' if len(value) > 1 else ''}>"
+        text = (
+            f"<{name} of {len(value)}:"
+            f" {', '.join(map(_WORDS.repr, value[:1]))}{', ...' if len(value) > 1 else ''}>"
+        )
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."
 
 
@@ -65,13 +70,17 @@ class Displayed:
     """A value that a notebook displays as the terminal prints it, with a short `repr`."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Give the class the short `repr`, which a dataclass would replace by one of all that it holds."""
+        """Give the class the short `repr`, which a dataclass would replace by one of all that it
+        holds.
+        """
         super().__init_subclass__(**options)
         if "__repr__" not in vars(cls):
             setattr(cls, "__repr__", _in_short)  # noqa: B010 - which mypy takes for a method's replacement
 
     def _repr_html_(self) -> str:
-        from frontrunner.views.terminal import recorded  # the views import the modules of all values
+        from frontrunner.views.terminal import (
+            recorded,
+        )  # the views import the modules of all values
 
         module, function = PRINTERS.get(type(self).__name__, "terminal.print_fields").split(".")
         with recorded() as html:
@@ -83,7 +92,9 @@ class DisplayedRows(Displayed):
     """A list of values that is displayed as a table."""
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the rows as a data frame; a value within a value is a column such as `recipe.tensor_parallel`."""
+        """Return the rows as a data frame; a value within a value is a column such as
+        `recipe.tensor_parallel`.
+        """
         return frame_of(list(self))  # type: ignore[call-overload]
 
 

@@ -38,12 +38,16 @@ def _rate(spec: CampaignSpec) -> str:
 
 
 def scaling(campaign_file: str | Path | Mapping[str, Any], nodes: Sequence[int]) -> Scaling:
-    """Return the best recipe of a campaign file's space on each of these node counts, by strong and weak scaling."""
+    """Return the best recipe of a campaign file's space on each of these node counts, by strong and
+    weak scaling.
+    """
     spec = campaign_of(campaign_file).spec
     return answers.scaling(spec.space, spec.problem, nodes, _rate(spec))
 
 
 def advise(campaign_file: str | Path | Mapping[str, Any]) -> Advice:
-    """Recommend a starting configuration for a campaign file's problem, on one device, one node, and the cluster."""
+    """Recommend a starting configuration for a campaign file's problem, on one device, one node,
+    and the cluster.
+    """
     spec = campaign_of(campaign_file).spec
     return advice.advise(spec.space, spec.problem, _rate(spec))

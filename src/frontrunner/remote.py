@@ -1,4 +1,6 @@
-"""Client of a service on this or another machine: the questions of a local store, and actions on campaigns."""
+"""Client of a service on this or another machine: the questions of a local store, and actions on
+campaigns.
+"""
 
 # ruff: noqa: D102 - methods without a docstring are those of `frontrunner.store.LocalStore`
 
@@ -58,7 +60,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     Questions = LocalStore
-    """Base of `RemoteStore` for type checkers only: the methods that `QUESTIONS` adds have these signatures."""
+    """Base of `RemoteStore` for type checkers only: the methods that `QUESTIONS` adds have these
+    signatures.
+    """
 else:
     Questions = object
 
@@ -77,7 +81,8 @@ ONE_VERSION = "use the same version of frontrunner for client and service"
 def connect(url: str, *, token: str | None = None) -> RemoteStore:
     """Return a client of the service at `url`; nothing is sent yet.
 
-    `token` None means $FRONTRUNNER_TOKEN, else, for a service on this machine, the operator's in the token file.
+    `token` None means $FRONTRUNNER_TOKEN, else, for a service on this machine, the operator's in
+    the token file.
     """
     is_here = _is_here(url, "--server")
     token = token or os.environ.get(TOKEN_VARIABLE)
@@ -97,10 +102,16 @@ def connect(url: str, *, token: str | None = None) -> RemoteStore:
 
 
 def _is_here(url: str, what: str) -> bool:
-    """Return whether a service's URL is one of this machine; raise `InvalidInput` for what is no URL."""
+    """Return whether a service's URL is one of this machine; raise `InvalidInput` for what is no
+    URL.
+    """
     try:
         parts = urlsplit(url)
-        is_valid = parts.scheme in ("http", "https") and parts.port != 0 and not (parts.query or parts.username)
+        is_valid = (
+            parts.scheme in ("http", "https")
+            and parts.port != 0
+            and not (parts.query or parts.username)
+        )
     except ValueError:
         is_valid = False
     if not is_valid or not parts.hostname:
@@ -109,10 +120,18 @@ def _is_here(url: str, what: str) -> bool:
 
 
 def _refuse_plain(url: str, what: str) -> None:
-    if not (_is_here(url, what) or url.lower().startswith("https:") or os.environ.get(PLAIN_HTTP_VARIABLE) == "1"):
+    if not (
+        _is_here(url, what)
+        or url.lower().startswith("https:")
+        or os.environ.get(PLAIN_HTTP_VARIABLE) == "1"
+    ):
         raise errors.InvalidInput(
-            f"{what} {url} is neither https nor this machine: the token would cross the network unencrypted",
-            hint=f"use https or a tunnel (ssh -L), or, on a network that you trust, set {PLAIN_HTTP_VARIABLE}=1",
+            f"{what} {url} is neither https nor this machine: the token would cross the network"
+            " unencrypted",
+            hint=(
+                "use https or a tunnel (ssh -L), or, on a network that you trust, set"
+                f" {PLAIN_HTTP_VARIABLE}=1"
+            ),
         )
 
 
@@ -129,7 +148,9 @@ class RemoteStore(Questions):
     """One service, with the questions of `frontrunner.store.LocalStore` and actions."""
 
     def __init__(self, url: str, token: str, *, client: httpx2.Client | None = None) -> None:
-        """Name the service at `url`, which is sent the token; `client` sends the requests where one is given."""
+        """Name the service at `url`, which is sent the token; `client` sends the requests where one
+        is given.
+        """
         if not token.isascii() or not token.isprintable():
             raise errors.bad_value("the token", "...", "the characters of a token file")
         self.url = url.rstrip("/")
@@ -140,14 +161,20 @@ class RemoteStore(Questions):
         self._client = client or httpx2.Client(timeout=TIMEOUT_S, trust_env=False, limits=no_pool)
 
     def campaigns(self) -> CampaignList:
-        return CampaignList(_pages(lambda asked: self._get(CampaignPage, "/campaigns", **asked).items))
+        return CampaignList(
+            _pages(lambda asked: self._get(CampaignPage, "/campaigns", **asked).items)
+        )
 
     def failures(self, campaign: str | None = None) -> FailureList:
         path = self._of(campaign, "/failures")
         return FailureList(_pages(lambda asked: self._get(list[FailedTrial], path, **asked)))
 
-    def front(self, campaign: str | None = None, *, objectives: Sequence[str] = OBJECTIVES) -> Front:
-        return Front(self._get(list[OnFront], self._of(campaign, "/front"), objective=list(objectives)))
+    def front(
+        self, campaign: str | None = None, *, objectives: Sequence[str] = OBJECTIVES
+    ) -> Front:
+        return Front(
+            self._get(list[OnFront], self._of(campaign, "/front"), objective=list(objectives))
+        )
 
     def recipes(self, campaign: str | None = None, **asked: Any) -> RecipePage:
         return self._get(RecipePage, self._of(campaign, "/recipes"), **asked)
@@ -172,13 +199,19 @@ class RemoteStore(Questions):
                 if name and value:
                     fields[name] = value
                 elif "data" in fields:
-                    yield StreamEvent(id=fields["id"], kind=fields["event"], data=json.loads(fields["data"]))
+                    yield StreamEvent(
+                        id=fields["id"], kind=fields["event"], data=json.loads(fields["data"])
+                    )
                     fields = {}
 
-    def explain(self, recipe: str | Mapping[str, object], *, campaign: str | Path | None = None) -> Breakdown:
+    def explain(
+        self, recipe: str | Mapping[str, object], *, campaign: str | Path | None = None
+    ) -> Breakdown:
         return breakdown_of(self, recipe, campaign)
 
-    def export(self, recipe: str | Mapping[str, object], *, to: str, campaign: str | Path | None = None) -> str:
+    def export(
+        self, recipe: str | Mapping[str, object], *, to: str, campaign: str | Path | None = None
+    ) -> str:
         if campaign is not None or not isinstance(recipe, str):
             return exported(self, recipe, to=to, campaign=campaign)
         return self._get(str, f"/recipes/{_path_part(recipe.strip().lower())}/export", to=to)
@@ -210,7 +243,9 @@ class RemoteStore(Questions):
         return save_pictures(picture, **wanted)
 
     def registered(self) -> dict[str, dict[str, str]]:
-        """Return what a launch may name: kind (site, trainer, data, table) -> name -> description."""
+        """Return what a launch may name: kind (site, trainer, data, table) -> name ->
+        description.
+        """
         return self._get(dict[str, dict[str, str]], "/registered")
 
     def plan(self, campaign: CampaignSource, *, top: int = 10) -> ShownPlan:
@@ -218,7 +253,9 @@ class RemoteStore(Questions):
         return self._submit(ShownPlan, "/plan", campaign, {"top": top})
 
     def launch(self, campaign: CampaignSource, *, name: str | None = None) -> str:
-        """Start a campaign on the service's machine and return its name: `name`, the file's, or one that is free."""
+        """Start a campaign on the service's machine and return its name: `name`, the file's, or one
+        that is free.
+        """
         if name is None and not isinstance(campaign, Mapping) and "name" not in _table(campaign):
             taken = {known.name for known in self.campaigns()}
             name = errors.free_among(taken, errors.campaign_name_from(Path(campaign).stem))
@@ -230,7 +267,9 @@ class RemoteStore(Questions):
         self._post(dict[str, Any], self._of(campaign, "/pause"))
 
     def resume(self, campaign: str | None = None) -> str:
-        """Continue a campaign (None: the one created last) where it stopped, and return its name."""
+        """Continue a campaign (None: the one created last) where it stopped, and return its
+        name.
+        """
         campaign = campaign or next((one.name for one in self.campaigns()), None)
         return str(self._post(dict[str, Any], self._of(campaign, "/resume"))["campaign"])
 
@@ -271,12 +310,20 @@ class RemoteStore(Questions):
         params = {"preview": preview}
         return self._read(Deleted, self._send("DELETE", self._of(campaign), params=params))
 
-    def replay(self, recipe_id: str, *, steps: int, anyway: bool = False, **settings: float) -> Replay:
-        """Start a full training run of a recipe on the service's machine, and return when it has begun.
+    def replay(
+        self, recipe_id: str, *, steps: int, anyway: bool = False, **settings: float
+    ) -> Replay:
+        """Start a full training run of a recipe on the service's machine, and return when it has
+        begun.
 
         `settings` are `learning_rate`, `warm_up_steps`, `evaluate_every` and `checkpoint_every`.
         """
-        body = {"recipe_id": recipe_id.strip().lower(), "steps": steps, "anyway": anyway, **settings}
+        body = {
+            "recipe_id": recipe_id.strip().lower(),
+            "steps": steps,
+            "anyway": anyway,
+            **settings,
+        }
         return self._post(Replay, "/replays", body)
 
     def replays(self) -> list[Replay]:
@@ -296,7 +343,9 @@ class RemoteStore(Questions):
         return self._get(list[UserAnswer], "/users")
 
     def invite(self, name: str, *, role: str = Role.OPERATOR) -> str:
-        """Return a link that lets the first who opens it in as a new user, an `operator` or a `reader`."""
+        """Return a link that lets the first who opens it in as a new user, an `operator` or a
+        `reader`.
+        """
         found = self._post(InvitationAnswer, "/users", {"name": name, "role": role})
         return self.url + found.path
 
@@ -321,8 +370,17 @@ class RemoteStore(Questions):
         given = {key: value for key, value in params.items() if value is not None}
         return self._read(kind, self._send("GET", path, params=given))
 
-    def _post(self, kind: type[T], path: str, body: Mapping[str, object] | None = None, *, method: str = "POST") -> T:
-        text = json.dumps(body or {}, default=lambda _: OF_NO_TYPE)  # TOML has dates, which no campaign has
+    def _post(
+        self,
+        kind: type[T],
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        method: str = "POST",
+    ) -> T:
+        text = json.dumps(
+            body or {}, default=lambda _: OF_NO_TYPE
+        )  # TOML has dates, which no campaign has
         once = {IDEMPOTENCY_KEY: uuid.uuid4().hex, "Content-Type": "application/json"}
         options: Any = {"content": text.encode(), "headers": self._headers | once}
         try:
@@ -330,12 +388,16 @@ class RemoteStore(Questions):
         except errors.ServiceUnreachable as error:
             if not isinstance(error.__cause__, httpx2.ReadError | httpx2.RemoteProtocolError):
                 raise
-            response = self._send(method, path, **options)  # whether it was carried out is not known: ask again
+            response = self._send(
+                method, path, **options
+            )  # whether it was carried out is not known: ask again
         return self._read(kind, response)
 
     def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:
         with self._reached():
-            response = self._client.request(method, self.url + API + path, **{"headers": self._headers, **options})
+            response = self._client.request(
+                method, self.url + API + path, **{"headers": self._headers, **options}
+            )
         if response.status_code >= 300:
             raise self._refused(response)
         return response
@@ -362,13 +424,16 @@ class RemoteStore(Questions):
         if kind is str:
             return response.text  # type: ignore[return-value]
         try:
-            return TypeAdapter(kind).validate_python(json.loads(response.content, object_hook=_with_nan))
+            return TypeAdapter(kind).validate_python(
+                json.loads(response.content, object_hook=_with_nan)
+            )
         except (ValueError, ValidationError) as error:
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> errors.ServiceUnreachable:
         return errors.ServiceUnreachable(
-            f"{self.url} returned a document that this version cannot read: {str(error)[:200]}", hint=ONE_VERSION
+            f"{self.url} returned a document that this version cannot read: {str(error)[:200]}",
+            hint=ONE_VERSION,
         )
 
 
@@ -385,7 +450,9 @@ def _method(question: Question) -> Callable[..., Any]:
         path = question.path
         if "{name}" in path:
             path = self._of(subject, path.partition("{name}")[2])
-        elif "{recipe_id}" in path:  # as on the command line, an id may have capitals and spaces around it
+        elif (
+            "{recipe_id}" in path
+        ):  # as on the command line, an id may have capitals and spaces around it
             path = path.replace("{recipe_id}", _path_part(str(subject).strip().lower()))
         found = self._get(question.result, path, **query)
         return found if question.make is None else question.make(found)
@@ -396,7 +463,9 @@ def _method(question: Question) -> Callable[..., Any]:
 for _question in (one for one in QUESTIONS if one.method not in vars(RemoteStore)):
     setattr(RemoteStore, _question.method, _method(_question))
 for _name in ("plot", "recipes"):
-    vars(getattr(RemoteStore, _name))["__wrapped__"] = getattr(LocalStore, _name)  # whose arguments they take
+    vars(getattr(RemoteStore, _name))["__wrapped__"] = getattr(
+        LocalStore, _name
+    )  # whose arguments they take
 
 
 def _pages(ask: Callable[[dict[str, int]], Sequence[T]]) -> list[T]:
@@ -420,7 +489,9 @@ def _table(campaign: CampaignSource) -> Table:
     if isinstance(campaign, str | Path):
         path = Path(campaign)
         return with_model_inside(read_toml(path), path.parent)
-    raise errors.InvalidInput(f"campaign = {errors.shown(campaign)}: expected a campaign file's path, or its tables")
+    raise errors.InvalidInput(
+        f"campaign = {errors.shown(campaign)}: expected a campaign file's path, or its tables"
+    )
 
 
 def _with_nan(table: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""What a campaign's driver does now: the probes that run, why each was chosen, the last outcomes, and the time left."""
+"""What a campaign's driver does now: the probes that run, why each was chosen, the last outcomes,
+and the time left.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ LOG_BYTES, LOG_LINES = 16_384, 12
 class RunningTrial:
     """A probe that runs, `seconds` after it was ordered: its `attempt_number`-th attempt.
 
-    `steps_done` of at most `steps_total`, and `phase`, are None where they are unknown, for the reason `unknown`.
+    `steps_done` of at most `steps_total`, and `phase`, are None where they are unknown, for the
+    reason `unknown`.
     """
 
     trial_number: int
@@ -65,10 +68,12 @@ class RunningTrial:
 
 @dataclass(frozen=True, kw_only=True)
 class Running(Displayed):
-    """A campaign at this moment: the first of its `total` probes that run, and its `last` outcomes, the newest first.
+    """A campaign at this moment: the first of its `total` probes that run, and its `last` outcomes,
+    the newest first.
 
-    `driver` is host:pid of the live driver, None where there is none; `seconds_left` the time until the first of the
-    budget's `limits` is reached at the pace so far, None where there is no limit or no pace yet.
+    `driver` is host:pid of the live driver, None where there is none; `seconds_left` the time until
+    the first of the budget's `limits` is reached at the pace so far, None where there is no limit
+    or no pace yet.
     """
 
     campaign: str
@@ -104,7 +109,11 @@ def running(store: Store, campaign: str | None, *, top: int) -> Running:
 
 
 def _running(
-    campaign: Campaign, spec: CampaignSpec, one: AttemptOutcome, expected: Mapping[int, Expected], now: datetime
+    campaign: Campaign,
+    spec: CampaignSpec,
+    one: AttemptOutcome,
+    expected: Mapping[int, Expected],
+    now: datetime,
 ) -> RunningTrial:
     began = datetime.fromisoformat(one.attempt.started_at)
     folder, phase, done, last_s = Path(one.attempt.run_folder), None, None, None
@@ -140,7 +149,9 @@ def why_unseen(campaign: Campaign, spec: CampaignSpec, folder: Path, began: date
     except OSError:
         changed_s = None
     # On another host a folder of the same path may be an earlier campaign's.
-    if changed_s is None or (host != this_host() and changed_s < (began - timedelta(seconds=CLOCK_SKEW_S)).timestamp()):
+    if changed_s is None or (
+        host != this_host() and changed_s < (began - timedelta(seconds=CLOCK_SKEW_S)).timestamp()
+    ):
         where = f"the driver runs on {host}" if host != this_host() else "its run folder is gone"
         return f"step and log are unknown here: {where}, and {folder} is not on this machine"
     return ""
@@ -155,11 +166,17 @@ def _progress(spec: CampaignSpec, recipe: Recipe, folder: Path) -> tuple[str, in
         command = make(commands.request_of(spec.probe_setup().at(recipe), recipe, folder))
         if isinstance(command, Reason):
             return "ending", 0, None
-        log = logs.LogReader(folder, logs.patterns_of(command.log_patterns), nodes_used(recipe, spec.problem))
+        log = logs.LogReader(
+            folder, logs.patterns_of(command.log_patterns), nodes_used(recipe, spec.problem)
+        )
         began = log.advance()
         found = logs.timed(log.steps, recipe, spec.problem)
         done = min(sum(step.covers for step in found), spec.probe.most_steps)
-        return "starting" if began else "waiting to start", done, found[-1].time_s if found else None
+        return (
+            "starting" if began else "waiting to start",
+            done,
+            found[-1].time_s if found else None,
+        )
     steps = StepCounter(folder)
     began = steps.advance() or RunFolder(folder).job.exists()
     phase = "first step" if steps.is_built else "starting" if began else "waiting to start"
@@ -175,7 +192,9 @@ def log_of(folder: Path) -> Path:
 
 
 def log_end(root: Path, folder: Path) -> str:
-    """Return the last lines of the log of a probe that runs, without secrets; empty where there is none to read."""
+    """Return the last lines of the log of a probe that runs, without secrets; empty where there is
+    none to read.
+    """
     from frontrunner.evaluators.external.supervisor import LOG
 
     path = log_of(folder)
@@ -194,7 +213,9 @@ def why_chosen(one: RunningTrial, strategy: str) -> str:
     expected, gain = one.expected, one.expected.expected_improvement
     of = "the front" if expected.of_front else "the best"
     gains = (
-        "" if gain is None else f"; expected gain over {of} {percent(gain, 2 if gain < 0.001 else 1)}, none if slower"
+        ""
+        if gain is None
+        else f"; expected gain over {of} {percent(gain, 2 if gain < 0.001 else 1)}, none if slower"
     )
     speed = f"expected {thousands(expected.tokens_per_s)} tokens/s"
     return f"{again}chance to run {percent(expected.chance, 0)}, {speed}{gains}"

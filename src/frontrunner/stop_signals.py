@@ -1,10 +1,11 @@
 """Signals to a driver: drain it, pause it, or end its probes.
 
-SIGINT, SIGTERM, SIGHUP   the first lets running probes finish, the next ends them; the campaign is `stopped`
-SIGUSR1                   lets running probes finish; the campaign is `paused`
-SIGUSR2                   ends running probes at once; the campaign is `stopped`
+SIGINT, SIGTERM, SIGHUP   the first lets running probes finish, the next ends them; the campaign is
+`stopped` SIGUSR1                   lets running probes finish; the campaign is `paused` SIGUSR2
+ends running probes at once; the campaign is `stopped`
 
-A replay stops with a checkpoint at the first SIGTERM or SIGHUP; SIGINT, and the next of them, end it at once.
+A replay stops with a checkpoint at the first SIGTERM or SIGHUP; SIGINT, and the next of them, end
+it at once.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ INTERRUPTED = 130
 
 
 class DriverSignals:
-    """Passes signals on to drivers. Called with a driver, it lets signals stop that one from then on.
+    """Passes signals on to drivers. Called with a driver, it lets signals stop that one from then
+    on.
 
-    Signals to one driver hold for the next: one that arrives between the two campaigns of a pair is not lost.
+    Signals to one driver hold for the next: one that arrives between the two campaigns of a pair is
+    not lost.
     """
 
     def __init__(self) -> None:
@@ -39,8 +42,12 @@ class DriverSignals:
         self._driver = driver
         self._pass_on()
         for number in (*STOP_SIGNALS, PAUSE_SIGNAL, CANCEL_SIGNAL):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, for one, ignores SIGHUP on purpose
-                self.before.setdefault(number, signal.getsignal(number))  # of several drivers, the first finds it
+            if (
+                signal.getsignal(number) is not signal.SIG_IGN
+            ):  # nohup, for one, ignores SIGHUP on purpose
+                self.before.setdefault(
+                    number, signal.getsignal(number)
+                )  # of several drivers, the first finds it
                 signal.signal(number, self._on_signal)
 
     @property
@@ -50,7 +57,9 @@ class DriverSignals:
 
     @property
     def exit_code(self) -> int:
-        """Exit code of a command whose driver was stopped: 128 plus the last stop signal, else `INTERRUPTED`."""
+        """Exit code of a command whose driver was stopped: 128 plus the last stop signal, else
+        `INTERRUPTED`.
+        """
         stops = [number for number in self._received if number in STOP_SIGNALS]
         return 128 + stops[-1] if stops else INTERRUPTED
 
@@ -73,7 +82,9 @@ class DriverSignals:
 
 @contextmanager
 def noted_signals() -> Iterator[list[str]]:
-    """Yield the names of the first SIGTERM or SIGHUP, once it comes; the next raises `KeyboardInterrupt`."""
+    """Yield the names of the first SIGTERM or SIGHUP, once it comes; the next raises
+    `KeyboardInterrupt`.
+    """
     received: list[str] = []
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -81,7 +92,9 @@ def noted_signals() -> Iterator[list[str]]:
             raise KeyboardInterrupt
         received.append(signal.Signals(number).name)
 
-    numbers = [one for one in STOP_SIGNALS[1:] if signal.getsignal(one) is not signal.SIG_IGN]  # as nohup sets it
+    numbers = [
+        one for one in STOP_SIGNALS[1:] if signal.getsignal(one) is not signal.SIG_IGN
+    ]  # as nohup sets it
     before = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         yield received

@@ -1,7 +1,8 @@
-"""Questions to a store of campaigns; `LocalStore` and `frontrunner.remote.RemoteStore` have the same methods.
+"""Questions to a store of campaigns; `LocalStore` and `frontrunner.remote.RemoteStore` have the
+same methods.
 
-In each `campaign` is a name, and None the newest campaign (in `show`: the newest that measured the recipe); `recipe_id`
-is an id or a unique prefix of one.
+In each `campaign` is a name, and None the newest campaign (in `show`: the newest that measured the
+recipe); `recipe_id` is an id or a unique prefix of one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ from frontrunner.results.states import TrialState
 from frontrunner.results.status import ActiveDriver, Explanation, FailureList, Status
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.budget import Limit
-from frontrunner.search.campaign_setup import budget_used, change_budget, refuse_imported_campaign, stored_spec
+from frontrunner.search.campaign_setup import (
+    budget_used,
+    change_budget,
+    refuse_imported_campaign,
+    stored_spec,
+)
 from frontrunner.spaces.custom import Custom
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import FrontrunnerError, NotFound, bad_value, did_you_mean, writing
@@ -67,7 +73,9 @@ class LocalStore:
     """A store in a database at a path or URL, which is opened read-only for each question."""
 
     def __init__(self, url: str | None = None, *, is_open: Store | None = None) -> None:
-        """Name the store at `url` (default: $FRONTRUNNER_STORE, else frontrunner.db), or wrap one that `is_open`."""
+        """Name the store at `url` (default: $FRONTRUNNER_STORE, else frontrunner.db), or wrap one
+        that `is_open`.
+        """
         self.url = is_open.url if is_open is not None else store_url(url)
         self._open = is_open
         self._is_named = url is not None
@@ -79,7 +87,9 @@ class LocalStore:
         return open_store(self.url, create=False, read_only=not to_change)
 
     def rename(self, campaign: str, name: str) -> None:
-        """Give a campaign another name; its run folders keep theirs. Refused while a driver holds it."""
+        """Give a campaign another name; its run folders keep theirs. Refused while a driver holds
+        it.
+        """
         with self.opened(to_change=True) as store:
             store.rename(campaign, name)
 
@@ -91,24 +101,36 @@ class LocalStore:
         note: str | None = None,
         hidden: bool | None = None,
     ) -> Labels:
-        """Replace a campaign's tags or its note, or have lists leave it out (`hidden`); return all of its labels.
+        """Replace a campaign's tags or its note, or have lists leave it out (`hidden`); return all
+        of its labels.
 
         Without any nothing is changed. Also while it runs.
         """
-        given = {"tags": None if tags is None else tuple(dict.fromkeys(tags)), "note": note, "hidden": hidden}
+        given = {
+            "tags": None if tags is None else tuple(dict.fromkeys(tags)),
+            "note": note,
+            "hidden": hidden,
+        }
         changes = {key: value for key, value in given.items() if value is not None}
         with self.opened(to_change=bool(changes)) as store:
-            return store.label(store.campaign(campaign).name, **changes) if changes else store.labels(campaign)
+            return (
+                store.label(store.campaign(campaign).name, **changes)
+                if changes
+                else store.labels(campaign)
+            )
 
     def delete(self, campaign: str, *, preview: bool = False) -> Deleted:
-        """Delete a campaign with its outcomes and run folders, or only list them; refused while a driver holds it."""
+        """Delete a campaign with its outcomes and run folders, or only list them; refused while a
+        driver holds it.
+        """
         with self.opened(to_change=not preview) as store:
             return delete_campaign(store, campaign, preview=preview)
 
     def change_budget(
         self, campaign: str | None, limits: Mapping[str, float], *, add: bool = False
     ) -> tuple[Limit, ...]:
-        """Replace or raise (`add`) limits of a campaign's budget, also while it runs; return all with what was used.
+        """Replace or raise (`add`) limits of a campaign's budget, also while it runs; return all
+        with what was used.
 
         `limits` are `probes`, `minutes`, `node_hours` and `cost`. Without any nothing is changed.
         """
@@ -131,12 +153,16 @@ class LocalStore:
             return status.active_drivers(store)
 
     def status(self, campaign: str | None = None) -> Status:
-        """Return the state of a campaign: trials by state, failures by kind, the best recipe, the last events."""
+        """Return the state of a campaign: trials by state, failures by kind, the best recipe, the
+        last events.
+        """
         with self.opened() as store:
             return status.status(store, campaign)
 
     def running(self, campaign: str | None = None, *, top: int = 3) -> running_trials.Running:
-        """Return what runs in a campaign now, the first `top` probes in full, its last outcomes and the time left."""
+        """Return what runs in a campaign now, the first `top` probes in full, its last outcomes and
+        the time left.
+        """
         with self.opened() as store:
             return running_trials.running(store, campaign, top=top)
 
@@ -153,20 +179,27 @@ class LocalStore:
         by: str | None = None,
         max_memory_gb: float | None = None,
     ) -> Ranking:
-        """Return a campaign's recipes, best first by what it seeks, or by `by`; `top` None returns all.
+        """Return a campaign's recipes, best first by what it seeks, or by `by`; `top` None returns
+        all.
 
         `by` is one of tokens, tokens-per-device, tflops, memory and step-time.
         """
         with self.opened() as store:
-            return Ranking(ranking.best(store, campaign, top=top, by=by, max_memory_gb=max_memory_gb))
+            return Ranking(
+                ranking.best(store, campaign, top=top, by=by, max_memory_gb=max_memory_gb)
+            )
 
     def pareto(self, campaign: str | None = None) -> Ranking:
         """Return the recipes that no other beats in both tokens/s and peak memory."""
         with self.opened() as store:
             return Ranking(ranking.pareto(store, campaign))
 
-    def front(self, campaign: str | None = None, *, objectives: Sequence[str] = OBJECTIVES) -> Front:
-        """Return the recipes that no other beats in all objectives: of tokens, memory (free) and nodes (fewer)."""
+    def front(
+        self, campaign: str | None = None, *, objectives: Sequence[str] = OBJECTIVES
+    ) -> Front:
+        """Return the recipes that no other beats in all objectives: of tokens, memory (free) and
+        nodes (fewer).
+        """
         from frontrunner.results.explore import may_be_on_front
 
         wanted = checked_objectives(objectives)
@@ -186,7 +219,8 @@ class LocalStore:
         custom: Sequence[str] = (),
         **filters: Any,
     ) -> RecipePage:
-        """Return one page of a campaign's measured recipes, best first; `filters` are values of a recipe's fields.
+        """Return one page of a campaign's measured recipes, best first; `filters` are values of a
+        recipe's fields.
 
         `custom` are values of knobs of the user's own, each as `name=value`.
         """
@@ -204,34 +238,54 @@ class LocalStore:
             )
 
     def trials(
-        self, campaign: str | None = None, *, state: str | None = None, page: int = 1, page_size: int = 50
+        self,
+        campaign: str | None = None,
+        *,
+        state: str | None = None,
+        page: int = 1,
+        page_size: int = 50,
     ) -> TrialPage:
-        """Return one page of a campaign's trials in the order of their numbers, with their outcomes."""
+        """Return one page of a campaign's trials in the order of their numbers, with their
+        outcomes.
+        """
         wanted = None if state is None else TrialState(state)
         with self.opened() as store:
             return pages.trial_page(store, campaign, state=wanted, page=page, page_size=page_size)
 
-    def history(self, campaign: str | None = None, *, page: int = 1, page_size: int = 50) -> HistoryPage:
-        """Return one page of a campaign's history, the newest first: what its drivers noted, and who asked for what."""
+    def history(
+        self, campaign: str | None = None, *, page: int = 1, page_size: int = 50
+    ) -> HistoryPage:
+        """Return one page of a campaign's history, the newest first: what its drivers noted, and
+        who asked for what.
+        """
         with self.opened() as store:
             return pages.history_page(store, campaign, page=page, page_size=page_size)
 
-    def compare(self, campaigns: Sequence[str], *, page: int = 1, page_size: int = 50) -> Comparison:
-        """Return two campaigns or more side by side, and one page of the recipes that all have measured."""
+    def compare(
+        self, campaigns: Sequence[str], *, page: int = 1, page_size: int = 50
+    ) -> Comparison:
+        """Return two campaigns or more side by side, and one page of the recipes that all have
+        measured.
+        """
         with self.opened() as store:
             return pages.compare(store, campaigns, page=page, page_size=page_size)
 
     def log(self, campaign: str | None, trial_number: int, *, most_bytes: int = LOG_BYTES) -> str:
         """Return the end of the log of a trial that runs, or of a failed one's last attempt.
 
-        Where a failed one's is gone, that is what the store kept. `most_bytes` 0 means what the store kept: the driver,
-        which knows the trainer's secrets, removed them from that; of a trial that runs it has nothing yet.
+        Where a failed one's is gone, that is what the store kept. `most_bytes` 0 means what the
+        store kept: the driver, which knows the trainer's secrets, removed them from that; of a
+        trial that runs it has nothing yet.
         """
         with self.opened() as store:
             record = store.campaign(campaign)
             failure = status.last_failure(store, record.name, trial_number)
-            folder = None if not most_bytes else status.open_run_folder(store, record.name, trial_number)
-            is_archived = status.is_archived(store, record)  # then the failure's path is what the archive says
+            folder = (
+                None if not most_bytes else status.open_run_folder(store, record.name, trial_number)
+            )
+            is_archived = status.is_archived(
+                store, record
+            )  # then the failure's path is what the archive says
         if folder is not None:
             log = running_trials.log_of(folder)
             found = read_end(stored_spec(record).run_folder, log, most_bytes=most_bytes)
@@ -241,7 +295,9 @@ class LocalStore:
             raise NotFound(f"trial {trial_number} of campaign {record.name} has no log to read")
         found = None
         if most_bytes and failure.log_path is not None and not is_archived:
-            with suppress(FrontrunnerError):  # an imported table has no folder, another version's may not be readable
+            with suppress(
+                FrontrunnerError
+            ):  # an imported table has no folder, another version's may not be readable
                 root = stored_spec(record).run_folder
                 found = read_end(root, Path(failure.log_path), most_bytes=most_bytes)
         if found is None and not failure.log_tail:
@@ -249,7 +305,9 @@ class LocalStore:
         return failure.log_tail if found is None else without_secrets(found)
 
     def events(self, campaign: str, *, after: str | None = None) -> Iterator[StreamEvent]:
-        """Yield a campaign's events as they are recorded, from its beginning or after the event of this id; endless."""
+        """Yield a campaign's events as they are recorded, from its beginning or after the event of
+        this id; endless.
+        """
         with self.opened() as store:
             follower = Follower(store, campaign, parse_cursor(after))
             while True:
@@ -259,16 +317,20 @@ class LocalStore:
                     time.sleep(POLL_S)
 
     def show(self, recipe_id: str, *, campaign: str | None = None) -> Explanation:
-        """Return everything that the store knows of a recipe: `campaign` first, else the newest that measured it."""
+        """Return everything that the store knows of a recipe: `campaign` first, else the newest
+        that measured it.
+        """
         with self.opened() as store:
             return status.explain(store, recipe_id, campaign)
 
-    def explain(self, recipe: str | Mapping[str, object], *, campaign: str | Path | None = None) -> Breakdown:
+    def explain(
+        self, recipe: str | Mapping[str, object], *, campaign: str | Path | None = None
+    ) -> Breakdown:
         """Break a recipe's estimated step time and memory down, with its newest measurement.
 
         `recipe` is a stored id or a recipe file, or with a `campaign` file an id or choices such as
-        `{"tensor_parallel": 8}` that leave one legal recipe of its space. Raises `InvalidInput` for a recipe that the
-        estimate does not cover.
+        `{"tensor_parallel": 8}` that leave one legal recipe of its space. Raises `InvalidInput` for
+        a recipe that the estimate does not cover.
         """
         from frontrunner.recipe_actions import breakdown_of
 
@@ -294,10 +356,12 @@ class LocalStore:
         virtual_stages: int | None = None,
         micro_batch_seqs: int | None = None,
     ) -> StepTimeline:
-        """Lay out one step of a stored recipe by the formulas: what each pipeline rank does when, and its memory.
+        """Lay out one step of a stored recipe by the formulas: what each pipeline rank does when,
+        and its memory.
 
-        With other values of these dimensions, on as many devices and with the same global batch. Raises `InvalidInput`,
-        with the reason, where that is not legal, or the formulas do not know it.
+        With other values of these dimensions, on as many devices and with the same global batch.
+        Raises `InvalidInput`, with the reason, where that is not legal, or the formulas do not know
+        it.
         """
         from frontrunner.recipe_actions import step_in
 
@@ -310,15 +374,19 @@ class LocalStore:
         found = self.show(recipe_id, campaign=campaign)
         return step_in(found.recipe, stored_spec(found.appearances[0].campaign), changes)
 
-    def export(self, recipe: str | Mapping[str, object], *, to: str, campaign: str | Path | None = None) -> str:
+    def export(
+        self, recipe: str | Mapping[str, object], *, to: str, campaign: str | Path | None = None
+    ) -> str:
         """Return a recipe, stored or of a recipe file, as a configuration of the tool `to`.
 
-        With `campaign` it is one of this file's space, by its id or by choices, measured or not. Raises `InvalidInput`,
-        with the reason, where the tool cannot express the recipe.
+        With `campaign` it is one of this file's space, by its id or by choices, measured or not.
+        Raises `InvalidInput`, with the reason, where the tool cannot express the recipe.
         """
         from frontrunner.exchange import exported
 
-        return exported(self if campaign is None else self._beside(campaign), recipe, to=to, campaign=campaign)
+        return exported(
+            self if campaign is None else self._beside(campaign), recipe, to=to, campaign=campaign
+        )
 
     def baseline(self, campaign: str | None = None) -> Baseline | None:
         """Return the campaign's baseline and its best recipe; None without a measured baseline."""
@@ -335,7 +403,9 @@ class LocalStore:
         return Baseline(own=ranked[-1], best=ranked[0])
 
     def predictions(self, campaign: str | None = None) -> SmallScale | None:
-        """Return what a campaign with `search.probe_nodes` predicts for its cluster; None for others."""
+        """Return what a campaign with `search.probe_nodes` predicts for its cluster; None for
+        others.
+        """
         with self.opened() as store:
             return predictions.small_scale(store, store.campaign(campaign))
 
@@ -351,8 +421,12 @@ class LocalStore:
             raise NotFound(f"{len(alike) or 'no'} predicted recipe ids begin with {recipe_id!r}")
         return scales
 
-    def film(self, campaign: str | None = None, *, x: str | None = None, y: str | None = None) -> Film:
-        """Return a campaign's outcomes in their order over two dimensions, with what was expected of each recipe."""
+    def film(
+        self, campaign: str | None = None, *, x: str | None = None, y: str | None = None
+    ) -> Film:
+        """Return a campaign's outcomes in their order over two dimensions, with what was expected
+        of each recipe.
+        """
         from frontrunner.views.film import film
 
         with self.opened() as store:
@@ -364,7 +438,9 @@ class LocalStore:
             return frame(store, campaign)
 
     def report(self, campaign: str | None = None, *, out: str | Path | None = None) -> Path:
-        """Write a campaign as one self-contained HTML page (default: CAMPAIGN.html) and return its path."""
+        """Write a campaign as one self-contained HTML page (default: CAMPAIGN.html) and return its
+        path.
+        """
         from frontrunner.views import report as reporting
         from frontrunner.views.charts.render import require_installed
 
@@ -387,9 +463,11 @@ class LocalStore:
         figure: str | None = None,
         format: str | None = None,  # noqa: A002 - the option's name
     ) -> tuple[list[Path], list[NotDrawn]]:
-        """Write a campaign's figures as PNG or SVG; return the files, and the figures that could not be drawn.
+        """Write a campaign's figures as PNG or SVG; return the files, and the figures that could
+        not be drawn.
 
-        `out` is a file named x.png or x.svg for one `figure`, or a folder for one or all of them in `format`.
+        `out` is a file named x.png or x.svg for one `figure`, or a folder for one or all of them in
+        `format`.
         """
 
         from frontrunner.views import report as reporting
@@ -413,21 +491,35 @@ def as_function(method: Callable[..., T]) -> Callable[..., T]:
         return method(LocalStore(store), *args, **kwargs)
 
     own = inspect.signature(method)
-    named = inspect.Parameter("store", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | None")
-    parameters = [p for p in list(own.parameters.values())[1:] if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    named = inspect.Parameter(
+        "store", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | None"
+    )
+    parameters = [
+        p for p in list(own.parameters.values())[1:] if p.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
     vars(function)["__signature__"] = own.replace(parameters=[*parameters, named])
     return function
 
 
 POLL_S = 1.0
 BATCH = 200
-STATE_FIELDS = ("name", "state", "state_reason", "outcomes", "node_seconds_spent", "driver_seconds", "driver")
+STATE_FIELDS = (
+    "name",
+    "state",
+    "state_reason",
+    "outcomes",
+    "node_seconds_spent",
+    "driver_seconds",
+    "driver",
+)
 CURSOR = re.compile(r"(\d{1,18})-(\d{1,18})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamEvent:
-    """One event of a campaign: `event` (its history), `outcome` (a trial's final outcome) or `state`."""
+    """One event of a campaign: `event` (its history), `outcome` (a trial's final outcome) or
+    `state`.
+    """
 
     id: str
     kind: str
@@ -442,7 +534,9 @@ class Cursor(NamedTuple):
 
 
 def parse_cursor(text: str | None) -> Cursor:
-    """Return the cursor of an event id; the beginning without one. Raises `InvalidInput` for anything else."""
+    """Return the cursor of an event id; the beginning without one. Raises `InvalidInput` for
+    anything else.
+    """
     found = CURSOR.fullmatch(text or "0-0")
     if found is None:
         raise bad_value("Last-Event-ID", text, "the id of an event of this stream, as in 12-5")
@@ -465,7 +559,9 @@ class Follower:
         events = self._store.events(campaign.id, self._cursor.event, self._batch)
         outcomes = outcomes_after(self._store, campaign.id, self._cursor.outcome, self._batch)
         found = [self._seen("event", event, event=event.id) for event in events]
-        found += [self._seen("outcome", outcome, outcome=outcome.outcome_number) for outcome in outcomes]
+        found += [
+            self._seen("outcome", outcome, outcome=outcome.outcome_number) for outcome in outcomes
+        ]
         if self._batch in (len(events), len(outcomes)):
             return found, True
         state = {name: getattr(campaign, name) for name in STATE_FIELDS}
@@ -483,8 +579,8 @@ class Follower:
 class OnFront:
     """A recipe of the front, with its place in the ranking by tokens/s.
 
-    `nodes` are those that its devices occupy; `headroom_bytes` is what its fullest rank leaves of a device's memory,
-    None where its peak is unknown.
+    `nodes` are those that its devices occupy; `headroom_bytes` is what its fullest rank leaves of a
+    device's memory, None where its peak is unknown.
     """
 
     ranked: RankedRecipe
@@ -507,14 +603,17 @@ def checked_objectives(names: Sequence[str]) -> tuple[str, ...]:
     """Return at least two different ones of `OBJECTIVE_VALUES`; raise `InvalidInput` for others."""
     unknown = next((name for name in names if name not in OBJECTIVE_VALUES), None)
     if unknown is not None or len(names) < 2 or len(set(names)) < len(names):
-        expected = f"two or more of {', '.join(OBJECTIVE_VALUES)}" + (", each once" if unknown is None else "")
+        expected = f"two or more of {', '.join(OBJECTIVE_VALUES)}" + (
+            ", each once" if unknown is None else ""
+        )
         hint = None if unknown is None else did_you_mean(unknown, OBJECTIVE_VALUES)
         raise bad_value("--objectives", ",".join(names), expected, hint=hint)
     return tuple(names)
 
 
 def front(ranking: Sequence[RankedRecipe], problem: Problem, objectives: Sequence[str]) -> Front:
-    """Return the front of these objectives of ranked recipes, fastest first; of equal ones the first that ranks.
+    """Return the front of these objectives of ranked recipes, fastest first; of equal ones the
+    first that ranks.
 
     With `memory`, recipes whose peak is unknown are left out.
     """
@@ -522,10 +621,13 @@ def front(ranking: Sequence[RankedRecipe], problem: Problem, objectives: Sequenc
         OnFront(
             ranked=row,
             nodes=nodes_used(row.recipe, problem),
-            headroom_bytes=None if peak is None else problem.at(row.recipe).cluster.memory_bytes_per_device - peak,
+            headroom_bytes=None
+            if peak is None
+            else problem.at(row.recipe).cluster.memory_bytes_per_device - peak,
         )
         for row in ranking
-        if (peak := row.standing.peak_memory_bytes_max_rank) is not None or "memory" not in objectives
+        if (peak := row.standing.peak_memory_bytes_max_rank) is not None
+        or "memory" not in objectives
     ]
     points = [tuple(OBJECTIVE_VALUES[name](row) for name in objectives) for row in rows]
     return Front(rows[index] for index in pareto_front(points))
@@ -533,7 +635,9 @@ def front(ranking: Sequence[RankedRecipe], problem: Problem, objectives: Sequenc
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """The row of the baseline that a campaign's file names, and the best row, in the ranking by tokens/s."""
+    """The row of the baseline that a campaign's file names, and the best row, in the ranking by
+    tokens/s.
+    """
 
     own: RankedRecipe
     best: RankedRecipe
@@ -546,19 +650,28 @@ class Baseline:
     def in_words(self) -> str:
         """Return the baseline's rank and speed, and what the best makes of it, in one line."""
         speed = thousands(self.own.standing.tokens_per_s)
-        best = f"the best is {self.factor:.3g} times as fast" if self.own.rank > 1 else "no recipe was faster"
+        best = (
+            f"the best is {self.factor:.3g} times as fast"
+            if self.own.rank > 1
+            else "no recipe was faster"
+        )
         return f"baseline {self.own.recipe_id}: rank {self.own.rank}, {speed} tokens/s; {best}"
 
 
 def _own_values(space: Space, words: Sequence[str]) -> dict[str, Choice | None]:
-    """Return the values of knobs that recipes must have: None for a default, which recipes do not hold."""
+    """Return the values of knobs that recipes must have: None for a default, which recipes do not
+    hold.
+    """
     found: dict[str, Choice | None] = {}
     for word in words:
         name = word.partition("=")[0]
         if (knob := space.custom.get(name)) is None:
             known = ", ".join(f"{own}=VALUE" for own in space.custom)
             raise bad_value("custom", word, known or "no value: the campaign has no space.custom")
-        values = {Custom(name=name, value=value, flag=knob.flag, env=knob.env).words(): value for value in knob.values}
+        values = {
+            Custom(name=name, value=value, flag=knob.flag, env=knob.env).words(): value
+            for value in knob.values
+        }
         if word not in values:
             raise bad_value("custom", word, f"one of {', '.join(values)}")
         found[name] = None if values[word] == knob.default else values[word]

@@ -1,4 +1,6 @@
-"""Campaigns around one recipe: each value of a dimension in turn, and strong and weak scaling over numbers of nodes."""
+"""Campaigns around one recipe: each value of a dimension in turn, and strong and weak scaling over
+numbers of nodes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from frontrunner.evaluators.analytic import variations
 from frontrunner.evaluators.analytic.scaling import check_counts
 from frontrunner.evaluators.analytic.variations import MeasuredScaling, Sweep, Tried
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.recipe_actions import data_of_file, names_a_file, recipe_by_id, refuse_file_of_others
+from frontrunner.recipe_actions import (
+    data_of_file,
+    names_a_file,
+    recipe_by_id,
+    refuse_file_of_others,
+)
 from frontrunner.results.arrays import LastAttempts
 from frontrunner.results.snapshot import attempts_of
 from frontrunner.search.campaign_setup import stored_spec, stored_survey
@@ -23,7 +30,13 @@ from frontrunner.search.driver import Conclusion, OnDriver
 from frontrunner.search.listener import Listener
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.search.strategy import TOKENS_ALONE
-from frontrunner.spaces.errors import MOST_NAME_CHARACTERS, InvalidInput, campaign_name_from, did_you_mean, shown_key
+from frontrunner.spaces.errors import (
+    MOST_NAME_CHARACTERS,
+    InvalidInput,
+    campaign_name_from,
+    did_you_mean,
+    shown_key,
+)
 from frontrunner.spaces.problem import GlobalBatch
 from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
 from frontrunner.spaces.space import Space, Survey, usual_space
@@ -45,12 +58,19 @@ class Source:
     spec: CampaignSpec
 
 
-def source_of(recipe: str, *, campaign: str | Path | None = None, store: str | None = None) -> Source:
-    """Return a recipe of a store by its id, or of a recipe file; `campaign` is a file to measure it with instead."""
+def source_of(
+    recipe: str, *, campaign: str | Path | None = None, store: str | None = None
+) -> Source:
+    """Return a recipe of a store by its id, or of a recipe file; `campaign` is a file to measure it
+    with instead.
+    """
     if campaign is not None:
         spec = read_campaign_file(Path(campaign)).spec
         return Source(
-            recipe=read(Path(recipe)).recipe if names_a_file(recipe) else recipe_by_id(spec, recipe), spec=spec
+            recipe=(
+                read(Path(recipe)).recipe if names_a_file(recipe) else recipe_by_id(spec, recipe)
+            ),
+            spec=spec,
         )
     if names_a_file(recipe):
         file = read(Path(recipe))
@@ -61,30 +81,47 @@ def source_of(recipe: str, *, campaign: str | Path | None = None, store: str | N
             space=usual_space(file.problem),
             search=SearchSettings(seed=file.training.seed),
             probe=file.training.probe,
-            data=data_of_file(file, recipe, may_be_elsewhere=True, remedy=BY_CAMPAIGN),  # a preview reads none
+            data=data_of_file(
+                file, recipe, may_be_elsewhere=True, remedy=BY_CAMPAIGN
+            ),  # a preview reads none
             dispatch=file.training.nodes.dispatch,
         )
         return Source(recipe=file.recipe, spec=spec)
     found = LocalStore(store).show(recipe)
-    own = [stored_spec(one.campaign) for one in found.appearances if one.campaign.figures != "imported"]
+    own = [
+        stored_spec(one.campaign) for one in found.appearances if one.campaign.figures != "imported"
+    ]
     if not own:
-        what = f"recipe {found.recipe_id} is of an imported table, which does not say how to measure it here"
+        what = (
+            f"recipe {found.recipe_id} is of an imported table, which does not say how to measure"
+            " it here"
+        )
         raise InvalidInput(what, hint=BY_CAMPAIGN)
-    spec = min(own, key=lambda spec: (spec.evaluator == "simulated", spec.search.strategy in AROUND))
-    if spec.search.strategy == "scale":  # whose problem has as many nodes and batches as it compares
-        batch = GlobalBatch(minimum=found.recipe.global_batch_seqs, maximum=found.recipe.global_batch_seqs)
+    spec = min(
+        own, key=lambda spec: (spec.evaluator == "simulated", spec.search.strategy in AROUND)
+    )
+    if (
+        spec.search.strategy == "scale"
+    ):  # whose problem has as many nodes and batches as it compares
+        batch = GlobalBatch(
+            minimum=found.recipe.global_batch_seqs, maximum=found.recipe.global_batch_seqs
+        )
         cluster = replace(spec.problem.cluster, nodes=nodes_used(found.recipe, spec.problem))
         space = spec.space.with_choices(devices=(), accumulation=())
-        spec = replace(spec, problem=replace(spec.problem, cluster=cluster, global_batch=batch), space=space)
+        spec = replace(
+            spec, problem=replace(spec.problem, cluster=cluster, global_batch=batch), space=space
+        )
     return Source(recipe=found.recipe, spec=spec)
 
 
 def sweep_spec(
     source: Source, dimensions: Sequence[str] = (), budget: Budget | None = None, repeats: int = 1
 ) -> CampaignSpec:
-    """Return the campaign that measures a recipe with each value of these dimensions, one at a time.
+    """Return the campaign that measures a recipe with each value of these dimensions, one at a
+    time.
 
-    A dimension is a name, whose values are the space's, or `name=value,value`; by default all with a choice are varied.
+    A dimension is a name, whose values are the space's, or `name=value,value`; by default all with
+    a choice are varied.
     """
     spec, values = source.spec, dict[str, tuple[Choice, ...]]()
     for text in dimensions:
@@ -96,7 +133,9 @@ def sweep_spec(
         listed_ones |= {name: knob.values for name, knob in spec.space.custom.items()}
         values = {name: found for name, found in listed_ones.items() if len(found) > 1}
     if not values:
-        raise InvalidInput(f"the space of {spec.name} has no dimension with a choice", hint=f"name one: {NAME}")
+        raise InvalidInput(
+            f"the space of {spec.name} has no dimension with a choice", hint=f"name one: {NAME}"
+        )
     space = with_values(spec.space, source.recipe, **values)
     return _around(replace(spec, space=space), "sweep", source.recipe, budget, repeats)
 
@@ -107,10 +146,14 @@ def _values(spec: CampaignSpec, name: str, listed: str | None) -> tuple[Choice, 
         raise InvalidInput(f"unknown dimension {shown_key(name)}", hint=did_you_mean(name, known))
     if (knob := spec.space.custom.get(name)) is not None:
         if listed is not None:
-            raise InvalidInput(f"the values of {name} are those of space.custom", hint=f"name it alone: {name}")
+            raise InvalidInput(
+                f"the values of {name} are those of space.custom", hint=f"name it alone: {name}"
+            )
         return knob.values
     if name == "accumulation" and not spec.space.accumulation:
-        raise InvalidInput("accumulation follows from the fixed global batch: it cannot be varied alone")
+        raise InvalidInput(
+            "accumulation follows from the fixed global batch: it cannot be varied alone"
+        )
     if listed is not None:
         kind = DIMENSIONS[name].type
         typed = [_typed(part.strip(), kind) for part in listed.split(",")]
@@ -123,7 +166,10 @@ def _values(spec: CampaignSpec, name: str, listed: str | None) -> tuple[Choice, 
     if DIMENSIONS[name].kind == "flag":
         found = (False, True)
     if len(found) < 2:
-        raise InvalidInput(f"the space of {spec.name} has one value of {name}", hint=f"list its values: {name}=1,2,4")
+        raise InvalidInput(
+            f"the space of {spec.name} has one value of {name}",
+            hint=f"list its values: {name}=1,2,4",
+        )
     return found
 
 
@@ -133,7 +179,9 @@ def _typed(word: str, kind: type) -> Choice:
     return int(word) if kind is int and COUNT.fullmatch(word) else word
 
 
-def scale_spec(source: Source, nodes: Sequence[int], budget: Budget | None = None, repeats: int = 1) -> CampaignSpec:
+def scale_spec(
+    source: Source, nodes: Sequence[int], budget: Budget | None = None, repeats: int = 1
+) -> CampaignSpec:
     """Return the campaign that measures a recipe on these numbers of nodes, and on its own.
 
     Its batch grows with the nodes for weak scaling, and stays for strong scaling.
@@ -148,8 +196,15 @@ def scale_spec(source: Source, nodes: Sequence[int], budget: Budget | None = Non
     largest = replace(problem, cluster=replace(problem.cluster, nodes=counts[-1]))
     replica, at_once = recipe.devices // recipe.data_parallel, recipe.micro_batch_seqs
     replicas = [count * width / replica for count in counts]
-    strong = {int(per) for dp in replicas if dp >= 1 and (per := recipe.global_batch_seqs / at_once / dp).is_integer()}
-    batches = [recipe.global_batch_seqs, *(int(at_once * recipe.accumulation * dp) for dp in replicas if dp >= 1)]
+    strong = {
+        int(per)
+        for dp in replicas
+        if dp >= 1 and (per := recipe.global_batch_seqs / at_once / dp).is_integer()
+    }
+    batches = [
+        recipe.global_batch_seqs,
+        *(int(at_once * recipe.accumulation * dp) for dp in replicas if dp >= 1),
+    ]
     space = with_values(
         source.spec.space,
         recipe,
@@ -162,23 +217,42 @@ def scale_spec(source: Source, nodes: Sequence[int], budget: Budget | None = Non
 
 
 def _in_its_group(source: Source) -> Source:
-    """Return the recipe and its campaign on its group's nodes alone, whose numbers can be compared."""
+    """Return the recipe and its campaign on its group's nodes alone, whose numbers can be
+    compared.
+    """
     if not source.spec.problem.cluster.group:
         return source
-    return replace(source, recipe=replace(source.recipe, group=""), spec=source.spec.on_group(source.recipe.group))
+    return replace(
+        source,
+        recipe=replace(source.recipe, group=""),
+        spec=source.spec.on_group(source.recipe.group),
+    )
 
 
-def _around(spec: CampaignSpec, strategy: str, recipe: Recipe, budget: Budget | None, repeats: int) -> CampaignSpec:
-    """Return the campaign with a strategy that measures what is around the recipe; a table has no recipe to measure."""
+def _around(
+    spec: CampaignSpec, strategy: str, recipe: Recipe, budget: Budget | None, repeats: int
+) -> CampaignSpec:
+    """Return the campaign with a strategy that measures what is around the recipe; a table has no
+    recipe to measure.
+    """
     if spec.evaluator == "table":
-        what = f"campaign {spec.name} looks recipes up in a table: nothing can be measured around one"
+        what = (
+            f"campaign {spec.name} looks recipes up in a table: nothing can be measured around one"
+        )
         raise InvalidInput(what, hint=BY_CAMPAIGN)
     search = replace(
-        spec.search, strategy=strategy, baseline=recipe, objectives=TOKENS_ALONE, probe_nodes=None, repeats=repeats
+        spec.search,
+        strategy=strategy,
+        baseline=recipe,
+        objectives=TOKENS_ALONE,
+        probe_nodes=None,
+        repeats=repeats,
     )
     suffix = f"-{strategy}"
     name = f"{spec.name[: MOST_NAME_CHARACTERS - len(suffix)]}{suffix}"
-    return replace(spec, name=name, search=search, budget=budget or Budget(), file=None, confirms=None)
+    return replace(
+        spec, name=name, search=search, budget=budget or Budget(), file=None, confirms=None
+    )
 
 
 def sweep(
@@ -209,7 +283,9 @@ def scale(
     store: str | None = None,
     **launched: Any,
 ) -> Conclusion:
-    """Measure a recipe's strong and weak scaling over these numbers of nodes, as a campaign. See `sweep`."""
+    """Measure a recipe's strong and weak scaling over these numbers of nodes, as a campaign. See
+    `sweep`.
+    """
     source = source_of(recipe, campaign=campaign, store=store)
     return launch(scale_spec(source, nodes, budget, repeats), store=store, **launched)
 
@@ -222,7 +298,9 @@ def launch(
     listener: Listener | None = None,
     on_driver: OnDriver | None = None,
 ) -> Conclusion:
-    """Run a campaign of `sweep_spec` or `scale_spec`; under a name of its own unless one is given."""
+    """Run a campaign of `sweep_spec` or `scale_spec`; under a name of its own unless one is
+    given.
+    """
     file = CampaignFile(spec=spec, store=StoreSettings(), named=False)
     return api.launch(file, store=store, name=name, listener=listener, on_driver=on_driver)
 
@@ -233,7 +311,9 @@ def preview(spec: CampaignSpec) -> Sweep | MeasuredScaling:
 
 
 def measured(campaign: str | None, *, store: str | None = None) -> Sweep | MeasuredScaling | None:
-    """Return what a stored campaign around a recipe found, beside the estimates; None for any other campaign."""
+    """Return what a stored campaign around a recipe found, beside the estimates; None for any other
+    campaign.
+    """
     with LocalStore(store).opened() as found:
         record = found.campaign(campaign)
         spec = stored_spec(record)

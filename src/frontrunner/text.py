@@ -19,14 +19,18 @@ LEAST_NODE_HOURS = 0.01
 
 
 def plain(text: str) -> str:
-    """Escape control characters other than line breaks, so that text from outside is safe to print."""
+    """Escape control characters other than line breaks, so that text from outside is safe to
+    print.
+    """
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def thousands(value: float) -> str:
-    """Return a rate with three significant digits or in whole numbers: 0.000123, 4.56, 789, 12,345."""
+    """Return a rate with three significant digits or in whole numbers: 0.000123, 4.56, 789,
+    12,345.
+    """
     if not math.isfinite(value):
         return "-"
     if abs(value) >= 100:
@@ -52,7 +56,9 @@ def gib(size_bytes: float | None) -> str:
 
 
 def memory_unit(peak_bytes: float) -> tuple[int, str]:
-    """Return the unit of a table of the parts of a peak, in bytes and by name: GiB, or MiB where it is smaller."""
+    """Return the unit of a table of the parts of a peak, in bytes and by name: GiB, or MiB where it
+    is smaller.
+    """
     return (2**30, "GiB") if peak_bytes >= 2**30 else (2**20, "MiB")
 
 
@@ -60,7 +66,10 @@ def fit_verdict(fit: str, peak_bytes: int, device_bytes: int) -> str:
     """Return a verdict on whether a peak fits in a device's memory, and by how much."""
     left = device_bytes - peak_bytes
     if left < 0:
-        return f"{fit}: {gib(peak_bytes)} GiB on a device of {gib(device_bytes)} GiB, {gib(-left)} GiB too much"
+        return (
+            f"{fit}: {gib(peak_bytes)} GiB on a device of {gib(device_bytes)} GiB, {gib(-left)} GiB"
+            " too much"
+        )
     share = percent(peak_bytes / device_bytes)
     return f"{fit}: {gib(peak_bytes)} of {gib(device_bytes)} GiB ({share}), {gib(left)} GiB left"
 
@@ -92,11 +101,17 @@ def counted(number: int, word: str) -> str:
 
 
 def wrapped(text: str, *, width: int, indent: int) -> str:
-    """Wrap text to lines of at most `width` characters, each indented; a number and its unit stay together."""
+    """Wrap text to lines of at most `width` characters, each indented; a number and its unit stay
+    together.
+    """
     joined = re.sub(r"(?<=\d) (?=%|[GM]iB|s\b|ms\b)", "\N{NO-BREAK SPACE}", text)
     blank = " " * indent
     wrapper = textwrap.TextWrapper(
-        width, initial_indent=blank, subsequent_indent=blank, break_long_words=False, break_on_hyphens=False
+        width,
+        initial_indent=blank,
+        subsequent_indent=blank,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
     lines = wrapper.fill(joined)
     return lines.replace("\N{NO-BREAK SPACE}", " ")
@@ -116,8 +131,12 @@ def seconds(value: float) -> str:
 
 
 def node_unit(node_seconds: float) -> tuple[str, float]:
-    """Return the unit for node time, and its seconds: node-seconds below a hundredth of a node-hour."""
-    return ("node-hours", 3600.0) if node_seconds >= LEAST_NODE_HOURS * 3600 else ("node-seconds", 1.0)
+    """Return the unit for node time, and its seconds: node-seconds below a hundredth of a
+    node-hour.
+    """
+    return (
+        ("node-hours", 3600.0) if node_seconds >= LEAST_NODE_HOURS * 3600 else ("node-seconds", 1.0)
+    )
 
 
 def node_time(node_seconds: float) -> str:
@@ -132,7 +151,9 @@ def minute(moment: str) -> str:
 
 
 def latency(value: float) -> str:
-    """Return a duration that may be very short: 8.1 us below a millisecond, above it as `seconds`."""
+    """Return a duration that may be very short: 8.1 us below a millisecond, above it as
+    `seconds`.
+    """
     return f"{1e6 * value:.3g} us" if value < 0.9995e-3 else seconds(value)
 
 
@@ -161,7 +182,11 @@ def _shown(kind: type) -> tuple[str, ...] | None:
     """The public fields of a dataclass, then its public properties; None for any other type."""
     if kind not in _SHOWN and is_dataclass(kind):
         own = tuple(f.name for f in fields(kind) if not f.name.startswith("_"))
-        derived = (name for name, member in vars(kind).items() if isinstance(member, property) and name[0] != "_")
+        derived = (
+            name
+            for name, member in vars(kind).items()
+            if isinstance(member, property) and name[0] != "_"
+        )
         _SHOWN[kind] = own + tuple(name for name in derived if name not in own)
     return _SHOWN.get(kind)
 

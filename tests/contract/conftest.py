@@ -14,18 +14,27 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
 
 GIB = 2**30
-MODEL = Model(name="toy", layers=16, hidden=1024, heads=16, kv_heads=16, ffn_hidden=4096, vocabulary=32000)
-CLUSTER = Cluster(name="toy", device="gpu", backend="cuda", nodes=4, devices_per_node=4, memory_gib_per_device=16)
-PROBLEM = Problem(model=MODEL, cluster=CLUSTER, sequence_length=1024, global_batch=GlobalBatch(minimum=64, maximum=64))
+MODEL = Model(
+    name="toy", layers=16, hidden=1024, heads=16, kv_heads=16, ffn_hidden=4096, vocabulary=32000
+)
+CLUSTER = Cluster(
+    name="toy", device="gpu", backend="cuda", nodes=4, devices_per_node=4, memory_gib_per_device=16
+)
+PROBLEM = Problem(
+    model=MODEL,
+    cluster=CLUSTER,
+    sequence_length=1024,
+    global_batch=GlobalBatch(minimum=64, maximum=64),
+)
 
 
 class Machine:
     """Answers at once what a probe might have said, by a rough cost model (not the product's).
 
-    Speed: matrix products gain from larger micro-batches and lose to tensor parallelism's traffic, above all
-    between nodes; a pipeline idles (stages - 1) / micro-batches of its time; gradients are exchanged once a
-    step. Memory: weights, gradients and optimizer states as sharded, activations of the micro-batches in
-    flight. Recipes above `memory_gib` fail.
+    Speed: matrix products gain from larger micro-batches and lose to tensor parallelism's traffic,
+    above all between nodes; a pipeline idles (stages - 1) / micro-batches of its time; gradients
+    are exchanged once a step. Memory: weights, gradients and optimizer states as sharded,
+    activations of the micro-batches in flight. Recipes above `memory_gib` fail.
     """
 
     def __init__(self, memory_gib: float) -> None:
@@ -36,8 +45,12 @@ class Machine:
         sharding = recipe.sharding
         state_bytes = 4 / sharding.parameters + 4 / sharding.gradients + 8 / sharding.optimizer
         at_once = recipe.accumulation
-        in_flight = at_once if recipe.schedule == "gpipe" else min(at_once, recipe.pipeline_parallel)
-        kept = 2 if recipe.recompute == "full" else 34  # bytes an element of the hidden state: arXiv 2205.05198
+        in_flight = (
+            at_once if recipe.schedule == "gpipe" else min(at_once, recipe.pipeline_parallel)
+        )
+        kept = (
+            2 if recipe.recompute == "full" else 34
+        )  # bytes an element of the hidden state: arXiv 2205.05198
         elements = recipe.micro_batch_seqs * PROBLEM.sequence_length * MODEL.hidden * MODEL.layers
         return int(MODEL.parameters / share * state_bytes + elements / share * kept * in_flight)
 
@@ -48,8 +61,16 @@ class Machine:
         compute_s = self.flops_per_device(recipe) / (100e12 * efficiency)
         bubble = (pipeline - 1) / recipe.accumulation
         repeated = 4 / 3 if recipe.recompute == "full" else 1.0
-        exchanged = 2 * MODEL.parameters * 2 / (tensor * pipeline) * (1.5 if recipe.sharding.parameters > 1 else 1)
-        return compute_s * (1 + bubble) * repeated + (exchanged / 50e9 if recipe.data_parallel > 1 else 0.0)
+        exchanged = (
+            2
+            * MODEL.parameters
+            * 2
+            / (tensor * pipeline)
+            * (1.5 if recipe.sharding.parameters > 1 else 1)
+        )
+        return compute_s * (1 + bubble) * repeated + (
+            exchanged / 50e9 if recipe.data_parallel > 1 else 0.0
+        )
 
     def flops_per_device(self, recipe: Recipe) -> float:
         tokens = recipe.global_batch_seqs * PROBLEM.sequence_length
@@ -59,7 +80,10 @@ class Machine:
         memory = self.memory_bytes(recipe)
         if memory > self.memory_gib * GIB:
             return Failure(kind=FailureKind.OUT_OF_MEMORY, message="too large")
-        tokens, step_time_s = recipe.global_batch_seqs * PROBLEM.sequence_length, self.step_time_s(recipe)
+        tokens, step_time_s = (
+            recipe.global_batch_seqs * PROBLEM.sequence_length,
+            self.step_time_s(recipe),
+        )
         tflops = self.flops_per_device(recipe) / step_time_s / 1e12
         return Measurement(
             step_times_s=(step_time_s,),
@@ -100,14 +124,19 @@ def landscape() -> Survey:
 def small() -> Survey:
     """A space that is soon used up."""
     return Space(
-        tensor_parallel=(8, 4, 2), pipeline_parallel=(1, 2, 3), micro_batch_seqs=(1, 2), sharding=("none", "zero-1")
+        tensor_parallel=(8, 4, 2),
+        pipeline_parallel=(1, 2, 3),
+        micro_batch_seqs=(1, 2),
+        sharding=("none", "zero-1"),
     ).survey(PROBLEM)
 
 
 @pytest.fixture
 def single() -> Survey:
     """One legal recipe, of several points."""
-    return Space(tensor_parallel=(16, 3), micro_batch_seqs=(64,), sharding=("none", "zero-1")).survey(PROBLEM)
+    return Space(
+        tensor_parallel=(16, 3), micro_batch_seqs=(64,), sharding=("none", "zero-1")
+    ).survey(PROBLEM)
 
 
 @pytest.fixture
@@ -130,6 +159,11 @@ def flat(machine: Machine) -> Machine:
         def probe(self, recipe: Recipe) -> Outcome:
             measurement = super().probe(recipe)
             assert isinstance(measurement, Measurement)
-            return replace(measurement, tokens_per_s=1000.0, model_tflops_per_device=1.0, peak_memory_bytes=(GIB,))
+            return replace(
+                measurement,
+                tokens_per_s=1000.0,
+                model_tflops_per_device=1.0,
+                peak_memory_bytes=(GIB,),
+            )
 
     return Flat(memory_gib=1e6)

@@ -1,4 +1,6 @@
-"""Prints each strategy's first proposals over a small space, for a test that compares two processes."""
+"""Prints each strategy's first proposals over a small space, for a test that compares two
+processes.
+"""
 
 import sys
 
@@ -31,8 +33,17 @@ def probe(recipe: Recipe) -> Outcome:
 
 
 def main() -> None:
-    model = Model(name="toy", layers=8, hidden=64, heads=8, kv_heads=8, ffn_hidden=256, vocabulary=512)
-    cluster = Cluster(name="toy", device="gpu", backend="cuda", nodes=1, devices_per_node=8, memory_gib_per_device=16)
+    model = Model(
+        name="toy", layers=8, hidden=64, heads=8, kv_heads=8, ffn_hidden=256, vocabulary=512
+    )
+    cluster = Cluster(
+        name="toy",
+        device="gpu",
+        backend="cuda",
+        nodes=1,
+        devices_per_node=8,
+        memory_gib_per_device=16,
+    )
     batch = GlobalBatch(minimum=64, maximum=64)
     problem = Problem(model=model, cluster=cluster, sequence_length=128, global_batch=batch)
     space = Space(

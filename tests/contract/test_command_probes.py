@@ -30,14 +30,25 @@ from support.campaigns import is_alive, marked, order, setup_of, tiny_recipe, wa
 
 TRAINER = Path(__file__).parent.parent / "support" / "fake_trainer.py"
 PATTERNS = (
-    r"^step (?P<step>\d+): (?P<step_time_s>[\d.]+) s loss (?P<loss>\S+) rate (?P<tokens_per_s>[\d.]+)",
+    (
+        r"^step (?P<step>\d+): (?P<step_time_s>[\d.]+) s loss (?P<loss>\S+) rate"
+        r" (?P<tokens_per_s>[\d.]+)"
+    ),
     r"peak (?P<peak_memory_gib>[\d.]+) GiB",
     r"configured micro batch (?P<micro_batch_seqs>\d+)",
 )
 
 
 def setup_with(folder: Path, behaviour: str, **probe: float) -> ProbeSetup:
-    arguments = ("{python}", str(TRAINER), behaviour, "--micro-batch", "{micro_batch_seqs}", "--steps", "{steps}")
+    arguments = (
+        "{python}",
+        str(TRAINER),
+        behaviour,
+        "--micro-batch",
+        "{micro_batch_seqs}",
+        "--steps",
+        "{steps}",
+    )
     command = CommandSettings(
         arguments=arguments,
         log_patterns=PATTERNS,
@@ -136,12 +147,22 @@ def test_a_trainer_gets_the_variables_it_was_given_and_no_others(
         ("crashes", FailureKind.CRASHED, "RuntimeError: a link has failed"),
         ("is-killed", FailureKind.LOST, "killed from outside"),
         ("diverges", FailureKind.NOT_FINITE, "not finite at step 4"),
-        ("boasts", FailureKind.IMPLAUSIBLE, "the log says 999999 tokens/s, and its step time gives"),
+        (
+            "boasts",
+            FailureKind.IMPLAUSIBLE,
+            "the log says 999999 tokens/s, and its step time gives",
+        ),
         ("mistakes-units", FailureKind.IMPLAUSIBLE, "tokens/s"),
-        ("says-another-batch", FailureKind.IMPLAUSIBLE, "micro_batch_seqs is 2 in the recipe and 5 to the trainer"),
+        (
+            "says-another-batch",
+            FailureKind.IMPLAUSIBLE,
+            "micro_batch_seqs is 2 in the recipe and 5 to the trainer",
+        ),
     ],
 )
-def test_failures_are_classified(tmp_path: Path, behaviour: str, kind: FailureKind, message: str) -> None:
+def test_failures_are_classified(
+    tmp_path: Path, behaviour: str, kind: FailureKind, message: str
+) -> None:
     found = failure(setup_with(tmp_path, behaviour))
     assert (found.kind, message in found.message) == (kind, True), found.message
     assert found.log_path is not None
@@ -152,7 +173,10 @@ def test_failures_are_classified(tmp_path: Path, behaviour: str, kind: FailureKi
 def test_a_trainer_that_stops_stepping_is_hung(tmp_path: Path) -> None:
     found = failure(setup_with(tmp_path, "hangs", step_deadline_s=1.0))
     assert found.kind is FailureKind.HUNG
-    assert found.message == "no finished step in the log within probe.step_deadline_s = 1 s, after 2 steps"
+    assert (
+        found.message
+        == "no finished step in the log within probe.step_deadline_s = 1 s, after 2 steps"
+    )
 
 
 @pytest.mark.system
@@ -174,7 +198,10 @@ def test_a_trainer_past_its_deadline_is_too_slow(tmp_path: Path) -> None:
 def test_a_program_that_is_not_there_is_a_failure_that_names_it(tmp_path: Path) -> None:
     setup = setup_with(tmp_path, "steps")
     found = failure(replace(setup, command=replace(setup.command, arguments=("no-such-trainer",))))
-    assert (found.kind, found.message) == (FailureKind.CRASHED, "no-such-trainer: No such file or directory")
+    assert (found.kind, found.message) == (
+        FailureKind.CRASHED,
+        "no-such-trainer: No such file or directory",
+    )
 
 
 def test_ranks_in_sessions_of_their_own_end_with_the_probe(tmp_path: Path) -> None:
@@ -183,13 +210,19 @@ def test_ranks_in_sessions_of_their_own_end_with_the_probe(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("victim", ["driver's end of the lifeline", "supervisor"])
-def test_nothing_is_left_when_the_driver_or_the_supervisor_dies(tmp_path: Path, victim: str) -> None:
+def test_nothing_is_left_when_the_driver_or_the_supervisor_dies(
+    tmp_path: Path, victim: str
+) -> None:
     setup = setup_with(tmp_path, "leaves-ranks", measured_steps=100_000)
     with evaluator_of(setup) as evaluator:
         evaluator.start(order(setup))
-        assert wait_for(lambda: not evaluator.finished(0.05) and evaluator.progress("00001.1").steps_done)  # type: ignore[union-attr]
+        assert wait_for(
+            lambda: not evaluator.finished(0.05) and evaluator.progress("00001.1").steps_done
+        )  # type: ignore[union-attr]
         (supervisor,) = (
-            p for p in psutil.Process().children() if "frontrunner.evaluators.external.supervisor" in p.cmdline()
+            p
+            for p in psutil.Process().children()
+            if "frontrunner.evaluators.external.supervisor" in p.cmdline()
         )
         started = [p for p in supervisor.children(recursive=True) if is_alive(p)]
         assert len(started) == 2, "the trainer and its rank"
@@ -198,7 +231,8 @@ def test_nothing_is_left_when_the_driver_or_the_supervisor_dies(tmp_path: Path, 
             found = wait_for(lambda: evaluator.finished(0.25))
             assert found[0].outcome.kind is FailureKind.LOST
         else:
-            evaluator.close()  # closes the supervisor's stdin, as the kernel does when a driver is killed
+            # Closes the supervisor's stdin, as the kernel does when a driver is killed
+            evaluator.close()
         wait_for(lambda: not any(map(is_alive, started)), 10)
 
 
@@ -213,7 +247,7 @@ for step in range(1, 20):
     if rank == "1":
         print(f"step {step}: 0.02 s loss {5 / step} rate 12800.0", flush=True)
 time.sleep(600)
-"""
+"""  # noqa: E501
 
 
 def ranks_with(folder: Path, *more: str) -> ProbeSetup:
@@ -238,7 +272,10 @@ def test_a_command_that_is_started_per_rank_gets_each_its_place(tmp_path: Path) 
 def test_ranks_end_with_the_one_that_fails(tmp_path: Path) -> None:
     setup = ranks_with(tmp_path, "fails")
     found = failure(setup)
-    assert (found.kind, found.message) == (FailureKind.CRASHED, "RuntimeError: rank 1 has lost its device")
+    assert (found.kind, found.message) == (
+        FailureKind.CRASHED,
+        "RuntimeError: rank 1 has lost its device",
+    )
     assert found.node_seconds < 30, "the other would have waited for ten minutes"
     assert marked(RUN_TAG, str(order(setup).run_folder)) == []
 
@@ -265,15 +302,21 @@ def planned_replay(setup: ProbeSetup, **settings: Any) -> replay.CommandReplay:
         setup=setup,
         make_command=make,
         measured_tokens_per_s=8 * 32 / 0.01,
-        settings=ReplaySettings(**{"steps": 24, "folder": setup.work_folder / "replayed"} | settings),
+        settings=ReplaySettings(
+            **{"steps": 24, "folder": setup.work_folder / "replayed"} | settings
+        ),
     )
 
 
-def replayed(setup: ProbeSetup, events: list[Mapping[str, Any]] | None = None, **settings: Any) -> ReplayResult:
+def replayed(
+    setup: ProbeSetup, events: list[Mapping[str, Any]] | None = None, **settings: Any
+) -> ReplayResult:
     return replay.run(planned_replay(setup, **settings), None if events is None else events.append)
 
 
-def test_a_replay_runs_the_command_to_its_end_and_compares_it_with_the_probe(tmp_path: Path) -> None:
+def test_a_replay_runs_the_command_to_its_end_and_compares_it_with_the_probe(
+    tmp_path: Path,
+) -> None:
     setup = setup_with(tmp_path, "steps", deadline_s=0.1)
     arguments = (*setup.command.arguments[:2], "{replay?steps}", *setup.command.arguments[3:])
     setup = replace(setup, command=replace(setup.command, arguments=arguments))
@@ -292,7 +335,10 @@ def test_a_replay_runs_the_command_to_its_end_and_compares_it_with_the_probe(tmp
 
 
 def test_a_replay_that_fails_in_every_start_reports_why_and_the_log(tmp_path: Path) -> None:
-    why = r"the replay failed, crashed: RuntimeError: a link has failed; 2 starts in a row without .* --restarts is 1"
+    why = (
+        r"the replay failed, crashed: RuntimeError: a link has failed; 2 starts in a row without .*"
+        r" --restarts is 1"
+    )
     with pytest.raises(FrontrunnerError, match=why) as caught:
         replayed(setup_with(tmp_path, "crashes"), restarts=1)
     assert "starts/0002/command.log" in str(caught.value.hint)
@@ -300,9 +346,17 @@ def test_a_replay_that_fails_in_every_start_reports_why_and_the_log(tmp_path: Pa
 
 def resuming(folder: Path, *more: str) -> ProbeSetup:
     setup = setup_with(folder, "")
-    arguments = ("{python}", str(TRAINER.with_name("resuming_trainer.py")), "--steps", "{steps}", *more)
+    arguments = (
+        "{python}",
+        str(TRAINER.with_name("resuming_trainer.py")),
+        "--steps",
+        "{steps}",
+        *more,
+    )
     patterns = (r"^step (?P<step>\d+): (?P<step_time_s>[\d.]+) s loss (?P<loss>\S+)",)
-    return replace(setup, command=replace(setup.command, arguments=arguments, log_patterns=patterns))
+    return replace(
+        setup, command=replace(setup.command, arguments=arguments, log_patterns=patterns)
+    )
 
 
 def test_a_replay_goes_on_after_a_crash_where_its_command_s_checkpoint_is(tmp_path: Path) -> None:
@@ -331,7 +385,9 @@ def test_a_replay_is_stopped_on_a_signal_and_goes_on_when_it_is_run_again(tmp_pa
     assert stopped.value.exit_code == 75
     last = int((tmp_path / "checkpoint").read_text())
     log = (chosen.folder / "starts" / "0001" / "command.log").read_text()
-    assert f"step {last}:" in log.splitlines()[-1], "stored on SIGTERM, long after the other rank had ended"
+    assert f"step {last}:" in log.splitlines()[-1], (
+        "stored on SIGTERM, long after the other rank had ended"
+    )
     assert last < 200
     events: list[Mapping[str, Any]] = []
     assert replay.run(chosen, events.append).final_step == 200
@@ -341,22 +397,30 @@ def test_a_replay_is_stopped_on_a_signal_and_goes_on_when_it_is_run_again(tmp_pa
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"learning_rate": 0.1}, r"replay.learning_rate = 0.1: recipe a1b2c3 was run by another trainer"),
+        (
+            {"learning_rate": 0.1},
+            r"replay.learning_rate = 0.1: recipe a1b2c3 was run by another trainer",
+        ),
         ({"launched": True}, r"--print-command: recipe a1b2c3 was run by another trainer"),
     ],
 )
-def test_a_replay_refuses_what_the_command_does_not_know(setting: Any, message: str, tmp_path: Path) -> None:
+def test_a_replay_refuses_what_the_command_does_not_know(
+    setting: Any, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(InvalidInput, match=message):
         replayed(setup_with(tmp_path, "steps"), **setting)
 
 
 def test_a_deepspeed_file_that_disagrees_is_found_before_anything_runs(tmp_path: Path) -> None:
-    (tmp_path / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 4, "train_batch_size": "auto"}))
+    (tmp_path / "ds.json").write_text(
+        json.dumps({"train_micro_batch_size_per_gpu": 4, "train_batch_size": "auto"})
+    )
     setup = setup_with(tmp_path, "steps")
     arguments = (*setup.command.arguments, "--deepspeed_config", "ds.json")
     found = failure(replace(setup, command=replace(setup.command, arguments=arguments)))
     assert found.kind is FailureKind.IMPLAUSIBLE
-    assert found.message == (
-        "micro_batch_seqs is 2 in the recipe and 4 to the trainer: train_micro_batch_size_per_gpu = 4 of ds.json"
+    assert (
+        found.message == "micro_batch_seqs is 2 in the recipe and 4 to the trainer:"
+        " train_micro_batch_size_per_gpu = 4 of ds.json"
     )
     assert found.node_seconds == 0

@@ -26,8 +26,9 @@ RECIPES = (
 )
 
 LIVE = [name for name in EVALUATORS if name not in ("table", "command")]
-"""Those that answer for any recipe by themselves; the others are held to this in test_table_lookup.py and
-test_command_probes.py."""
+"""Those that answer for any recipe by themselves; the others are held to this in
+test_table_lookup.py and test_command_probes.py.
+"""
 
 PARSL = pytest.param("parsl", marks=pytest.mark.system)
 """The training probe over Parsl, with this machine for its allocation."""
@@ -35,7 +36,9 @@ PARSL = pytest.param("parsl", marks=pytest.mark.system)
 
 def made(name: str, setup: ProbeSetup) -> Evaluator:
     if name == "parsl":
-        return make_evaluator("probe", replace(setup, dispatch=DispatchSettings(backend="allocation")))
+        return make_evaluator(
+            "probe", replace(setup, dispatch=DispatchSettings(backend="allocation"))
+        )
     return make_evaluator(name, setup)
 
 
@@ -62,7 +65,9 @@ def collect(evaluator: Evaluator, count: int, timeout_s: float = 60.0) -> list[F
     return found
 
 
-def test_every_order_ends_in_one_outcome_that_is_on_disk(evaluator: Evaluator, setup: ProbeSetup) -> None:
+def test_every_order_ends_in_one_outcome_that_is_on_disk(
+    evaluator: Evaluator, setup: ProbeSetup
+) -> None:
     orders = [order(setup, recipe, f"{number:05d}.1") for number, recipe in enumerate(RECIPES)]
     for one in orders:  # all at a time
         evaluator.start(one)
@@ -95,14 +100,18 @@ def test_a_failure_is_on_disk_too(name: str, tmp_path: Path) -> None:
     assert RunFolder(one.run_folder).outcome() == finished.outcome
 
 
-def test_an_outcome_is_harvested_as_it_was_returned(evaluator: Evaluator, setup: ProbeSetup) -> None:
+def test_an_outcome_is_harvested_as_it_was_returned(
+    evaluator: Evaluator, setup: ProbeSetup
+) -> None:
     one = order(setup)
     evaluator.start(one)
     (finished,) = collect(evaluator, 1)
     assert evaluator.harvest(one) == finished.outcome
 
 
-def test_an_outcome_of_another_order_is_not_harvested(evaluator: Evaluator, setup: ProbeSetup) -> None:
+def test_an_outcome_of_another_order_is_not_harvested(
+    evaluator: Evaluator, setup: ProbeSetup
+) -> None:
     one, other = order(setup), order(setup, token="00002.1")
     evaluator.start(one)
     collect(evaluator, 1)
@@ -111,7 +120,9 @@ def test_an_outcome_of_another_order_is_not_harvested(evaluator: Evaluator, setu
     assert evaluator.harvest(other) is None
 
 
-def test_nothing_is_harvested_where_nothing_was_finished(evaluator: Evaluator, setup: ProbeSetup) -> None:
+def test_nothing_is_harvested_where_nothing_was_finished(
+    evaluator: Evaluator, setup: ProbeSetup
+) -> None:
     one = order(setup, token="never-started")
     assert evaluator.harvest(one) is None
     one.run_folder.mkdir(parents=True)
@@ -119,7 +130,9 @@ def test_nothing_is_harvested_where_nothing_was_finished(evaluator: Evaluator, s
     assert evaluator.harvest(one) is None
 
 
-def test_a_harvest_removes_what_was_killed_in_writing(evaluator: Evaluator, setup: ProbeSetup) -> None:
+def test_a_harvest_removes_what_was_killed_in_writing(
+    evaluator: Evaluator, setup: ProbeSetup
+) -> None:
     one = order(setup)
     one.run_folder.mkdir(parents=True)
     for name in (".outcome.json.4711", ".job.json.12", ".of-a-trainer", "rank-0.log"):

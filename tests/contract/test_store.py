@@ -1,4 +1,6 @@
-"""What every store must do with campaigns, trials, attempts and events, whatever database holds it."""
+"""What every store must do with campaigns, trials, attempts and events, whatever database holds
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ import pytest
 
 from frontrunner.results.courses import Course, Courses
 from frontrunner.results.nodes import CHECKED, AttemptNodes, NodeLedger
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, ProbeEnding, Telemetry
+from frontrunner.results.outcome import (
+    Failure,
+    FailureKind,
+    Measurement,
+    Outcome,
+    ProbeEnding,
+    Telemetry,
+)
 from frontrunner.results.prior_results import REUSED
 from frontrunner.results.process_identity import acting_for, acting_user
 from frontrunner.results.provenance import Provenance
@@ -54,17 +63,25 @@ PROVENANCE = Provenance(
 
 
 class TestCampaigns(StoreContract):
-    def test_a_created_campaign_reads_back_from_another_opening(self, store: Store, url: str) -> None:
+    def test_a_created_campaign_reads_back_from_another_opening(
+        self, store: Store, url: str
+    ) -> None:
         made = create(store, "gpt-22b.first_try")
         with open_store(url, create=False) as other:
             read = other.campaign("gpt-22b.first_try")
         assert read == made
-        assert (read.state, read.strategy, read.legal_recipes) == (CampaignState.CREATED, "random", 12)
+        assert (read.state, read.strategy, read.legal_recipes) == (
+            CampaignState.CREATED,
+            "random",
+            12,
+        )
         assert read.problem_summary == {"model": "tiny", "devices": 8}
         assert read.driver is None
         assert datetime.fromisoformat(read.created_at) == START
 
-    def test_a_taken_name_is_refused_with_both_ways_on(self, store: Store, campaign: Campaign) -> None:
+    def test_a_taken_name_is_refused_with_both_ways_on(
+        self, store: Store, campaign: Campaign
+    ) -> None:
         with pytest.raises(InvalidInput, match="exists already") as refused:
             create(store, campaign.name)
         assert refused.value.hint is not None
@@ -73,9 +90,22 @@ class TestCampaigns(StoreContract):
 
     @pytest.mark.parametrize(
         "name",
-        ["", "../../etc", "Upper", ".hidden", "a b", "a\n", "a" * 65, '"; rm -rf ~"', "a\u202eb", "\u00e9t\u00e9"],
+        [
+            "",
+            "../../etc",
+            "Upper",
+            ".hidden",
+            "a b",
+            "a\n",
+            "a" * 65,
+            '"; rm -rf ~"',
+            "a\u202eb",
+            "\u00e9t\u00e9",
+        ],
     )
-    def test_a_name_that_could_mean_something_else_is_refused(self, store: Store, name: str) -> None:
+    def test_a_name_that_could_mean_something_else_is_refused(
+        self, store: Store, name: str
+    ) -> None:
         with pytest.raises(InvalidInput, match=r"campaign\.name"):
             create(store, name)
         assert store.campaigns() == []
@@ -107,9 +137,13 @@ class TestCampaigns(StoreContract):
         with pytest.raises(InvalidInput, match="'other' exists already"):
             store.rename("first", "other")
         summary = {"small_campaign": "first"}
-        store.create_campaign(name="large", spec_json="{}", legal_recipes=1, problem_summary=summary)
+        store.create_campaign(
+            name="large", spec_json="{}", legal_recipes=1, problem_summary=summary
+        )
         for change in changes:
-            with pytest.raises(InvalidInput, match="campaign large is predicted from first: delete large first"):
+            with pytest.raises(
+                InvalidInput, match="campaign large is predicted from first: delete large first"
+            ):
                 change()
         delete_campaign(store, "large")
         with pytest.raises(NotFound) as unknown:
@@ -160,7 +194,11 @@ class TestCampaigns(StoreContract):
             writer.finish_attempt(attempt, outcome, retry=False)
 
         assert course().best == []
-        for recipe_id, outcome in (("aaaa", failure()), ("bbbb", measurement(0.5)), ("cccc", measurement(0.6))):
+        for recipe_id, outcome in (
+            ("aaaa", failure()),
+            ("bbbb", measurement(0.5)),
+            ("cccc", measurement(0.6)),
+        ):
             end(recipe_id, outcome)
         slow, fast = measurement(0.5).tokens_per_s, measurement(0.2).tokens_per_s
         assert [place for place, _ in course().best] == [2]
@@ -191,7 +229,11 @@ class TestCampaigns(StoreContract):
     def test_the_summary_counts_trials_and_names_the_best_rate(
         self, store: Store, writer: CampaignWriter, campaign: Campaign
     ) -> None:
-        for recipe_id, outcome in (("aaaa", measurement(0.5)), ("bbbb", measurement(0.25)), ("cccc", failure())):
+        for recipe_id, outcome in (
+            ("aaaa", measurement(0.5)),
+            ("bbbb", measurement(0.25)),
+            ("cccc", failure()),
+        ):
             attempt = writer.start_attempt(begin(writer, recipe_id), run_folder="r")
             writer.finish_attempt(attempt, outcome, retry=False)
         begin(writer, "dddd")
@@ -217,22 +259,33 @@ class TestCampaignStates(StoreContract):
             writer.set_state(CampaignState.RUNNING, reason="start")
             writer.set_state(before, reason="set up")
         is_running = before is CampaignState.RUNNING
-        follow = set(CampaignState) - {CampaignState.CREATED} if is_running else {CampaignState.RUNNING}
+        follow = (
+            set(CampaignState) - {CampaignState.CREATED} if is_running else {CampaignState.RUNNING}
+        )
         if after in {before, *follow}:
             writer.set_state(after, reason="because")
-            assert (store.campaign(None).state, store.campaign(None).state_reason) == (after, "because")
+            assert (store.campaign(None).state, store.campaign(None).state_reason) == (
+                after,
+                "because",
+            )
         else:
             with pytest.raises(IllegalTransition):
                 writer.set_state(after, reason="because")
             assert store.campaign(None).state is before
 
-    def test_release_ends_in_a_state_that_is_not_running(self, store: Store, writer: CampaignWriter) -> None:
+    def test_release_ends_in_a_state_that_is_not_running(
+        self, store: Store, writer: CampaignWriter
+    ) -> None:
         writer.set_state(CampaignState.RUNNING, reason="start")
         with pytest.raises(IllegalTransition):
             writer.release(CampaignState.RUNNING, reason="oops")
         writer.release(CampaignState.PAUSED, reason="interrupted")
         read = store.campaign(None)
-        assert (read.state, read.state_reason, read.driver) == (CampaignState.PAUSED, "interrupted", None)
+        assert (read.state, read.state_reason, read.driver) == (
+            CampaignState.PAUSED,
+            "interrupted",
+            None,
+        )
 
 
 class TestTrials(StoreContract):
@@ -252,7 +305,11 @@ class TestTrials(StoreContract):
     ) -> None:
         attempt = writer.start_attempt(begin(writer), run_folder="/runs/1-1")
         assert store.open_attempts(campaign.id) == [attempt]
-        assert (attempt.state, attempt.number, attempt.run_folder) == (AttemptState.RUNNING, 1, "/runs/1-1")
+        assert (attempt.state, attempt.number, attempt.run_folder) == (
+            AttemptState.RUNNING,
+            1,
+            "/runs/1-1",
+        )
         clock.move(60)
         outcome = measurement()
         writer.finish_attempt(attempt, outcome, retry=False)
@@ -260,7 +317,9 @@ class TestTrials(StoreContract):
         assert store.trials(campaign.id)[0].state is TrialState.MEASURED
         assert store.final_outcomes(campaign.id) == [(RECIPE, outcome)]
 
-    def test_finishing_twice_changes_nothing(self, store: Store, writer: CampaignWriter, campaign: Campaign) -> None:
+    def test_finishing_twice_changes_nothing(
+        self, store: Store, writer: CampaignWriter, campaign: Campaign
+    ) -> None:
         attempt = writer.start_attempt(begin(writer), run_folder="r")
         writer.finish_attempt(attempt, measurement(0.5), retry=False)
         before = everything(store, campaign)
@@ -273,14 +332,18 @@ class TestTrials(StoreContract):
         self, store: Store, writer: CampaignWriter, campaign: Campaign
     ) -> None:
         trial = begin(writer)
-        writer.finish_attempt(writer.start_attempt(trial, run_folder="1"), failure(FailureKind.LOST), retry=True)
+        writer.finish_attempt(
+            writer.start_attempt(trial, run_folder="1"), failure(FailureKind.LOST), retry=True
+        )
         assert store.trials(campaign.id)[0].state is TrialState.QUEUED
         assert store.final_outcomes(campaign.id) == []
         second = writer.start_attempt(trial, run_folder="2")
         assert second.number == 2
         writer.finish_attempt(second, failure(FailureKind.OUT_OF_MEMORY), retry=False)
         assert store.final_outcomes(campaign.id) == [(RECIPE, failure(FailureKind.OUT_OF_MEMORY))]
-        states = [tried.attempt.state for tried in explain(store, trial.recipe_id).appearances[0].attempts]
+        states = [
+            tried.attempt.state for tried in explain(store, trial.recipe_id).appearances[0].attempts
+        ]
         assert states == [AttemptState.LOST, AttemptState.FAILED]
         assert store.campaign(None).node_seconds_spent == 4.0
 
@@ -296,7 +359,9 @@ class TestTrials(StoreContract):
         self, store: Store, writer: CampaignWriter, campaign: Campaign
     ) -> None:
         trial = begin(writer)
-        writer.finish_attempt(writer.start_attempt(trial, run_folder="1"), measurement(), retry=False)
+        writer.finish_attempt(
+            writer.start_attempt(trial, run_folder="1"), measurement(), retry=False
+        )
         second = writer.start_attempt(repeated(writer, store, campaign), run_folder="2")
         assert len(best(store, None)) == 1, "it ranks while it is measured again"
         assert store.final_outcomes(campaign.id) == [(RECIPE, measurement())]
@@ -309,7 +374,9 @@ class TestTrials(StoreContract):
         self, store: Store, writer: CampaignWriter, campaign: Campaign
     ) -> None:
         trial = begin(writer)
-        writer.finish_attempt(writer.start_attempt(trial, run_folder="1"), measurement(), retry=False)
+        writer.finish_attempt(
+            writer.start_attempt(trial, run_folder="1"), measurement(), retry=False
+        )
         second = writer.start_attempt(repeated(writer, store, campaign), run_folder="2")
         writer.finish_attempt(second, failure(FailureKind.OUT_OF_MEMORY), retry=False)
         assert best(store, None) == []
@@ -321,8 +388,12 @@ class TestTrials(StoreContract):
     def test_repeats_are_pooled_and_told_one_by_one(
         self, store: Store, writer: CampaignWriter, campaign: Campaign, clock: SettableClock
     ) -> None:
-        """One is measured twice with another in between, and is on its third when the store is read."""
-        writer.finish_attempt(writer.start_attempt(begin(writer), run_folder="1"), measurement(0.5), retry=False)
+        """One is measured twice with another in between, and is on its third when the store is
+        read.
+        """
+        writer.finish_attempt(
+            writer.start_attempt(begin(writer), run_folder="1"), measurement(0.5), retry=False
+        )
         clock.move(1)
         other = writer.start_attempt(begin(writer, "bbbb00000000"), run_folder="2")
         writer.finish_attempt(other, failure(FailureKind.OUT_OF_MEMORY), retry=False)
@@ -345,7 +416,9 @@ class TestTrials(StoreContract):
         load = Telemetry(foreign_share=(0.5,), foreign_processes=("make (7)",), foreign_limit=0.1)
 
         def told_after(name: str, outcome: Measurement, *, retry: bool) -> list[Outcome]:
-            writer.finish_attempt(writer.start_attempt(begin(writer, name), run_folder="r"), outcome, retry=retry)
+            writer.finish_attempt(
+                writer.start_attempt(begin(writer, name), run_folder="r"), outcome, retry=retry
+            )
             clock.move(1)
             return [outcome for _, outcome in store.final_outcomes(campaign.id)]
 
@@ -358,20 +431,32 @@ class TestTrials(StoreContract):
     def test_a_store_of_before_keeps_how_probes_end_once_it_is_written_to(
         self, store: Store, writer: CampaignWriter, campaign: Campaign
     ) -> None:
-        """The first stores of this schema had no table for it, nor any other that came later, and no revision."""
-        writer.finish_attempt(writer.start_attempt(begin(writer), run_folder="1"), measurement(), retry=False)
+        """The first stores of this schema had no table for it, nor any other that came later, and
+        no revision.
+        """
+        writer.finish_attempt(
+            writer.start_attempt(begin(writer), run_folder="1"), measurement(), retry=False
+        )
         with store.database.write() as connection:
             for table in (*LATER_TABLES, "alembic_version"):
                 connection.exec_driver_sql(f"DROP TABLE {table}")
         with open_store(store.url) as opened:
-            assert opened.final_outcomes(campaign.id) == [(RECIPE, measurement())], "a store that may only be read"
+            assert opened.final_outcomes(campaign.id) == [(RECIPE, measurement())], (
+                "a store that may only be read"
+            )
             again = opened.drive(
-                opened.acquire_lease(campaign.id, host="another-host.example", pid=2, duration_s=30.0, take_over=True)
+                opened.acquire_lease(
+                    campaign.id, host="another-host.example", pid=2, duration_s=30.0, take_over=True
+                )
             )
             second = again.start_attempt(repeated(again, opened, campaign), run_folder="2")
-            again.finish_attempt(second, replace(measurement(), ended=ProbeEnding.SLOWER), retry=False)
+            again.finish_attempt(
+                second, replace(measurement(), ended=ProbeEnding.SLOWER), retry=False
+            )
             ends = [
-                outcome.ended for _, outcome in opened.final_outcomes(campaign.id) if isinstance(outcome, Measurement)
+                outcome.ended
+                for _, outcome in opened.final_outcomes(campaign.id)
+                if isinstance(outcome, Measurement)
             ]
         assert ends == [None, ProbeEnding.SLOWER]
 
@@ -386,9 +471,14 @@ class TestTrials(StoreContract):
             writer.finish_attempt(attempt, outcome, retry=False)
             assert store.final_outcomes(campaign.id)[-1][1] == outcome
         doubts = [row.doubts for row in best(store, campaign)]
-        assert doubts == [("memory ran short while steps were measured (allocator retries: 3)",), ()]
+        assert doubts == [
+            ("memory ran short while steps were measured (allocator retries: 3)",),
+            (),
+        ]
         needs = [row.memory_above_idle_bytes_max_rank for row in best(store, campaign)]
-        assert needs == [600, None], "of the rank that needs most, and unknown where the ranks recorded nothing"
+        assert needs == [600, None], (
+            "of the rank that needs most, and unknown where the ranks recorded nothing"
+        )
 
     def test_nodes_of_attempts_are_kept_and_those_that_are_set_aside_follow_from_them(
         self, store: Store, writer: CampaignWriter, campaign: Campaign, clock: SettableClock
@@ -412,7 +502,9 @@ class TestTrials(StoreContract):
         assert (aside.node, [one.trial for one in aside.troubles]) == ("b", [2, 3])
         assert told.aside == {"b": aside}, "as its driver knew"
         (appearance,) = explain(store, f"{3:012}").appearances
-        assert appearance.attempts[0].nodes == AttemptNodes(names=("b",), troubles={"b": "its agent did not begin"})
+        assert appearance.attempts[0].nodes == AttemptNodes(
+            names=("b",), troubles={"b": "its agent did not begin"}
+        )
         for state in (CampaignState.RUNNING, CampaignState.FINISHED):
             writer.set_state(state, reason="")
         (aside,) = status(store, campaign).nodes_aside
@@ -432,7 +524,9 @@ class TestTrials(StoreContract):
     def test_outcomes_are_returned_in_the_order_of_recording(
         self, store: Store, writer: CampaignWriter, campaign: Campaign, clock: SettableClock
     ) -> None:
-        attempts = [writer.start_attempt(begin(writer, f"{n:04x}"), run_folder=str(n)) for n in range(4)]
+        attempts = [
+            writer.start_attempt(begin(writer, f"{n:04x}"), run_folder=str(n)) for n in range(4)
+        ]
         order = [2, 0, 3, 1]
         for place in order:
             clock.move(1)
@@ -486,7 +580,9 @@ class TestNumbersThatAreNot(StoreContract):
         writer.set_state(CampaignState.RUNNING, reason="\x00")
         assert store.campaign(None).state_reason == "\ufffd"
 
-    def test_an_event_keeps_no_nan(self, store: Store, writer: CampaignWriter, campaign: Campaign) -> None:
+    def test_an_event_keeps_no_nan(
+        self, store: Store, writer: CampaignWriter, campaign: Campaign
+    ) -> None:
         writer.event("probe_finished", tokens_per_s=math.nan, recipe="aaaa", repeats=2, note=None)
         (event,) = store.events(campaign.id)
         assert (event.kind, event.data) == (
@@ -496,20 +592,26 @@ class TestNumbersThatAreNot(StoreContract):
 
 
 class TestEvents(StoreContract):
-    def test_events_page_by_the_last_one_seen(self, store: Store, writer: CampaignWriter, campaign: Campaign) -> None:
+    def test_events_page_by_the_last_one_seen(
+        self, store: Store, writer: CampaignWriter, campaign: Campaign
+    ) -> None:
         for number in range(5):
             writer.event("tick", number=number)
         first = store.events(campaign.id, limit=2)
         rest = store.events(campaign.id, after=first[-1].id)
         assert [event.data["number"] for event in first + rest] == [0, 1, 2, 3, 4]
 
-    def test_events_of_another_campaign_stay_out(self, store: Store, writer: CampaignWriter) -> None:
+    def test_events_of_another_campaign_stay_out(
+        self, store: Store, writer: CampaignWriter
+    ) -> None:
         writer.event("tick")
         assert store.events(create(store, "second").id) == []
 
 
 class TestTogether(StoreContract):
-    def test_calls_are_written_all_or_none(self, store: Store, writer: CampaignWriter, campaign: Campaign) -> None:
+    def test_calls_are_written_all_or_none(
+        self, store: Store, writer: CampaignWriter, campaign: Campaign
+    ) -> None:
         before = everything(store, campaign)
         with pytest.raises(ZeroDivisionError), writer.together():  # noqa: PT012 - the transaction is what is tested
             writer.start_attempt(begin(writer), run_folder="1")
@@ -542,7 +644,9 @@ class TestSessions(StoreContract):
         self, store: Store, campaign: Campaign, writer: CampaignWriter
     ) -> None:
         trial = begin(writer)
-        writer.finish_attempt(writer.start_attempt(trial, run_folder="1"), failure(FailureKind.LOST), retry=True)
+        writer.finish_attempt(
+            writer.start_attempt(trial, run_folder="1"), failure(FailureKind.LOST), retry=True
+        )
         writer.record_provenance(PROVENANCE)
         writer.start_attempt(trial, run_folder="2")
         first, second = explain(store, trial.recipe_id).appearances[0].attempts

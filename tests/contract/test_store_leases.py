@@ -34,8 +34,12 @@ from support.store_contract import (
 
 
 class TestLeases(StoreContract):
-    def test_a_second_driver_is_refused_by_name(self, store: Store, campaign: Campaign, writer: CampaignWriter) -> None:
-        with pytest.raises(AlreadyDriven, match=rf"first is driven by {FOREIGN_HOST}:1 since 2026-03-01") as refused:
+    def test_a_second_driver_is_refused_by_name(
+        self, store: Store, campaign: Campaign, writer: CampaignWriter
+    ) -> None:
+        with pytest.raises(
+            AlreadyDriven, match=rf"first is driven by {FOREIGN_HOST}:1 since 2026-03-01"
+        ) as refused:
             lease_elsewhere(store, campaign, pid=2)
         assert "--take-over" in str(refused.value.hint)
         writer.event("still writing")
@@ -71,19 +75,25 @@ class TestLeases(StoreContract):
         with pytest.raises(AlreadyDriven):
             lease_elsewhere(store, campaign, pid=2)
 
-    def test_a_released_lease_is_free_at_once(self, store: Store, campaign: Campaign, writer: CampaignWriter) -> None:
+    def test_a_released_lease_is_free_at_once(
+        self, store: Store, campaign: Campaign, writer: CampaignWriter
+    ) -> None:
         writer.set_state(CampaignState.RUNNING, reason="start")
         writer.release(CampaignState.STOPPED, reason="asked to")
         lease_elsewhere(store, campaign, pid=2)
 
-    def test_a_holder_that_died_on_this_host_is_followed_at_once(self, store: Store, campaign: Campaign) -> None:
+    def test_a_holder_that_died_on_this_host_is_followed_at_once(
+        self, store: Store, campaign: Campaign
+    ) -> None:
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         here = this_host()
         store.acquire_lease(campaign.id, host=here, pid=child.pid, duration_s=3600)
         with pytest.raises(AlreadyDriven):
             store.acquire_lease(campaign.id, host=here, pid=os.getpid())
         child.kill()
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, but still in the process table
+        os.waitid(
+            os.P_PID, child.pid, os.WEXITED | os.WNOWAIT
+        )  # dead, but still in the process table
         assert store.acquire_lease(campaign.id, host=here, pid=os.getpid()).epoch == 2
         child.communicate()
 
@@ -110,10 +120,16 @@ class TestHolders(StoreContract):
         self, store: Store, campaign: Campaign, holder: subprocess.Popen[bytes]
     ) -> None:
         store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid(), take_over=True)
-        rows = in_store(store, "SELECT campaign_id, epoch, boot_id, started_ticks FROM holders ORDER BY epoch")
+        rows = in_store(
+            store, "SELECT campaign_id, epoch, boot_id, started_ticks FROM holders ORDER BY epoch"
+        )
         since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         for epoch, row in enumerate(rows, start=1):
-            assert row[:3] == (campaign.id, epoch, Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+            assert row[:3] == (
+                campaign.id,
+                epoch,
+                Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            )
             assert 0 < row[3] / os.sysconf("SC_CLK_TCK") <= since_boot_s
         assert rows[0][3] > rows[1][3], "the child began later than this process"
 
@@ -125,7 +141,9 @@ class TestHolders(StoreContract):
         assert not status(store, None).driver_is_live
         assert store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid()).epoch == 2
 
-    def test_this_process_holds_no_lease_of_one_that_had_its_id(self, store: Store, campaign: Campaign) -> None:
+    def test_this_process_holds_no_lease_of_one_that_had_its_id(
+        self, store: Store, campaign: Campaign
+    ) -> None:
         """As the only driver of a container that was started again."""
         store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid())
         with pytest.raises(AlreadyDriven):
@@ -134,7 +152,11 @@ class TestHolders(StoreContract):
         assert store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid()).epoch == 2
 
     def test_one_on_another_machine_of_the_same_name_holds_its_lease_for_its_time(
-        self, store: Store, campaign: Campaign, holder: subprocess.Popen[bytes], clock: SettableClock
+        self,
+        store: Store,
+        campaign: Campaign,
+        holder: subprocess.Popen[bytes],
+        clock: SettableClock,
     ) -> None:
         in_store(store, "UPDATE holders SET boot_id = 'another'")
         (seen,) = active_drivers(store)
@@ -142,10 +164,16 @@ class TestHolders(StoreContract):
         clock.move(31)
         assert not status(store, None).driver_is_live, "the process with its id here is another"
 
-    def test_one_that_is_not_there_under_another_boot_id_is_gone_only_where_one_machine_has_the_store(
-        self, store: Store, campaign: Campaign, holder: subprocess.Popen[bytes], clock: SettableClock
+    def test_an_absent_one_under_another_boot_id_is_gone_only_where_one_machine_has_the_store(
+        self,
+        store: Store,
+        campaign: Campaign,
+        holder: subprocess.Popen[bytes],
+        clock: SettableClock,
     ) -> None:
-        """An SQLite store's machine was started again; a server's may be another one of the same name."""
+        """An SQLite store's machine was started again; a server's may be another one of the same
+        name.
+        """
         in_store(store, "UPDATE holders SET boot_id = 'another'")
         holder.kill()
         holder.wait()
@@ -166,7 +194,9 @@ class TestHolders(StoreContract):
     def test_what_is_known_of_one_holder_is_not_taken_for_the_next(
         self, store: Store, campaign: Campaign, holder: subprocess.Popen[bytes]
     ) -> None:
-        """An earlier version, which knows nothing of the table, gives out the next lease to another process."""
+        """An earlier version, which knows nothing of the table, gives out the next lease to another
+        process.
+        """
         in_store(store, f"UPDATE campaigns SET epoch = epoch + 1, driver_pid = {os.getpid()}")
         holder.kill()
         holder.wait()
@@ -187,7 +217,9 @@ WRITES: dict[str, Callable[[CampaignWriter, Store, Campaign], None]] = {
     "set_state": lambda writer, *_: writer.set_state(CampaignState.PAUSED, reason="x"),
     "propose": lambda writer, *_: str(writer.propose("bbbb", RECIPE)) and None,
     "repeat": lambda writer, store, c: str(writer.repeat(store.trials(c.id)[2])) and None,
-    "start_attempt": lambda writer, store, c: str(writer.start_attempt(store.trials(c.id)[1], run_folder="x")) and None,
+    "start_attempt": lambda writer, store, c: (
+        str(writer.start_attempt(store.trials(c.id)[1], run_folder="x")) and None
+    ),
     "finish_attempt": lambda writer, store, c: writer.finish_attempt(
         store.open_attempts(c.id)[0], measurement(), retry=False
     ),
@@ -211,7 +243,9 @@ class TestFencing(StoreContract):
         stale.set_state(CampaignState.RUNNING, reason="start")
         stale.start_attempt(begin(stale), run_folder="1")
         begin(stale, "cccc")
-        stale.finish_attempt(stale.start_attempt(begin(stale, "dddd"), run_folder="2"), measurement(), retry=False)
+        stale.finish_attempt(
+            stale.start_attempt(begin(stale, "dddd"), run_folder="2"), measurement(), retry=False
+        )
         if how == "released":
             stale.release(CampaignState.PAUSED, reason="x")
         else:

@@ -1,4 +1,6 @@
-"""Every strategy of the registry keeps the contract of `Strategy`, and the ones that learn do learn."""
+"""Every strategy of the registry keeps the contract of `Strategy`, and the ones that learn do
+learn.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def test_knobs_of_the_user_s_own_are_a_dimension_like_others(name, small, machin
     }
     space = Space(tensor_parallel=(8, 4), micro_batch_seqs=(1, 2), custom=custom)
     survey = space.survey(small.problem)
-    assert len(survey.recipes) == 12 * len(space.with_choices(custom={}).survey(small.problem).recipes)
+    assert len(survey.recipes) == 12 * len(
+        space.with_choices(custom={}).survey(small.problem).recipes
+    )
     history = run(make_strategy(name, survey, seed=1), machine, trials=1000)
     assert len(history) == len(survey.recipes)
     assert {told.recipe for told in history} == set(survey.recipes)
@@ -101,10 +105,13 @@ def test_the_same_seed_and_outcomes_give_the_same_proposals(name, landscape, mac
     assert one == other
 
 
-# The seed of guided orders only what its predictions cannot tell apart; tests/unit/test_guided_strategy.py has that.
+# The seed of guided orders only what its predictions cannot tell apart;
+# tests/unit/test_guided_strategy.py has that.
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in UNSEEDED])
 def test_another_seed_gives_other_proposals(name, landscape, machine):
-    one, other = (run(make_strategy(name, landscape, seed=seed), machine, trials=5) for seed in (6, 7))
+    one, other = (
+        run(make_strategy(name, landscape, seed=seed), machine, trials=5) for seed in (6, 7)
+    )
     assert one != other
 
 
@@ -115,7 +122,11 @@ def test_proposals_do_not_hang_on_the_order_of_hashes():
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            [sys.executable, "-P", program], env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-P", program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         answers.append(done.stdout.splitlines())
     assert len(answers[0]) == 14 * len(STRATEGIES)
@@ -193,7 +204,9 @@ def test_nothing_legal_gives_no_proposal(name, barren):
 
 
 @every_strategy
-def test_a_strategy_leaves_the_process_as_it_was(name, landscape, machine, capfd, tmp_path, monkeypatch):
+def test_a_strategy_leaves_the_process_as_it_was(
+    name, landscape, machine, capfd, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     handlers, filters = list(logging.getLogger().handlers), list(warnings.filters)
@@ -218,8 +231,12 @@ def test_searches_find_faster_recipes_than_chance_and_fail_less(name, landscape,
     """Two runs serve both questions: those of Gaussian processes take most of this file's time."""
     histories = [run(make_strategy(name, landscape, seed), machine, trials=30) for seed in range(2)]
     if name in GUIDED:
-        by_chance = [run(make_strategy("random", landscape, seed), machine, trials=30) for seed in range(200)]
-        assert statistics.fmean(map(best_of, histories)) >= statistics.fmean(map(best_of, by_chance))
+        by_chance = [
+            run(make_strategy("random", landscape, seed), machine, trials=30) for seed in range(200)
+        ]
+        assert statistics.fmean(map(best_of, histories)) >= statistics.fmean(
+            map(best_of, by_chance)
+        )
     if name in LEARN_FAILURES:
         failing = sum(isinstance(machine.probe(recipe), Failure) for recipe in landscape.recipes)
         failing /= len(landscape.recipes)
@@ -230,7 +247,9 @@ def test_searches_find_faster_recipes_than_chance_and_fail_less(name, landscape,
 
 def dominated_area(history: list[Told], machine) -> float:
     """The area, in TFLOPS x GiB, below the front and left of the machine's memory limit."""
-    front = sorted((m.peak_memory_bytes_max_rank / 2**30, m.model_tflops_per_device) for m in measured(history))
+    front = sorted(
+        (m.peak_memory_bytes_max_rank / 2**30, m.model_tflops_per_device) for m in measured(history)
+    )
     edges = [memory for memory, _ in front[1:]] + [machine.memory_gib]
     area, best = 0.0, 0.0
     for (memory, tflops), edge in zip(front, edges, strict=True):
@@ -243,7 +262,8 @@ def dominated_area(history: list[Told], machine) -> float:
 def test_nsga2_finds_a_better_front_of_speed_and_memory_than_chance(landscape, machine):
     areas = {
         name: statistics.fmean(
-            dominated_area(run(make_strategy(name, landscape, seed), machine, trials=60), machine) for seed in range(12)
+            dominated_area(run(make_strategy(name, landscape, seed), machine, trials=60), machine)
+            for seed in range(12)
         )
         for name in ("optuna-nsga2", "random")
     }
@@ -258,12 +278,18 @@ def test_an_unknown_strategy_is_refused_with_the_nearest_name(single):
 
 @pytest.mark.parametrize("surrogate", SURROGATES)
 @pytest.mark.parametrize("acquisition", ACQUISITIONS)
-def test_deephyper_searches_by_each_surrogate_and_acquisition(surrogate, acquisition, small, machine):
+def test_deephyper_searches_by_each_surrogate_and_acquisition(
+    surrogate, acquisition, small, machine
+):
     if surrogate == "gaussian-process" and acquisition.endswith("d"):
-        with pytest.raises(InvalidInput, match=rf"search\.deephyper\.acquisition = \"{acquisition}\": expected"):
+        with pytest.raises(
+            InvalidInput, match=rf"search\.deephyper\.acquisition = \"{acquisition}\": expected"
+        ):
             DeepHyperSettings(surrogate=surrogate, acquisition=acquisition)
         return
-    settings = DeepHyperSettings(surrogate=surrogate, acquisition=acquisition, initial_measurements=3)
+    settings = DeepHyperSettings(
+        surrogate=surrogate, acquisition=acquisition, initial_measurements=3
+    )
     strategy = make_strategy("deephyper", small, seed=1, settings=settings)
     assert len({told.recipe for told in run(strategy, machine, trials=9)}) == 9
 
@@ -274,7 +300,9 @@ def test_every_group_of_nodes_is_proposed_within_its_own_limits(name, small, mac
     few = replace(own, name="few", nodes=1, price_per_node_hour=2.0)
     cluster = Cluster.of_groups("uneven", [replace(own, name="many"), few])
     problem = replace(small.problem, cluster=cluster)
-    survey = Space(tensor_parallel=(8, 4, 2), micro_batch_seqs=(1, 2), sharding=("none", "zero-1")).survey(problem)
+    survey = Space(
+        tensor_parallel=(8, 4, 2), micro_batch_seqs=(1, 2), sharding=("none", "zero-1")
+    ).survey(problem)
     history = run(make_strategy(name, survey, seed=1), machine, trials=1000)
     assert {told.recipe for told in history} == set(survey.recipes)
     assert {(told.recipe.group, told.recipe.devices) for told in history} == {
@@ -297,5 +325,9 @@ def test_guided_tries_each_group_before_it_trusts_the_formulas_on_one(small, mac
     for _ in range(3):
         (recipe,) = strategy.ask(1)
         groups.append(recipe.group)
-        strategy.tell(Told(recipe=recipe, outcome=lost if recipe.group == "slow" else machine.probe(recipe)))
-    assert groups == ["fast", "slow", "fast"], "a group that loses its probes is not all that is tried"
+        strategy.tell(
+            Told(recipe=recipe, outcome=lost if recipe.group == "slow" else machine.probe(recipe))
+        )
+    assert groups == ["fast", "slow", "fast"], (
+        "a group that loses its probes is not all that is tried"
+    )

@@ -1,4 +1,6 @@
-"""Campaigns on full disks and beside a foreign lock: they stop or wait, say why, and lose nothing."""
+"""Campaigns on full disks and beside a foreign lock: they stop or wait, say why, and lose
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,10 @@ def test_a_full_disk_of_run_folders_pauses_a_campaign_until_there_is_room(tmp_pa
         full = after_outcomes(3, lambda: fill(disk, leave_bytes=ROOM))
         paused = campaigns.driver(record, spec, full).run()
         assert paused.state is CampaignState.PAUSED
-        assert paused.reason == f"the disk of the run folder {spec.run_folder} is full: 1.0 MiB are free"
+        assert (
+            paused.reason
+            == f"the disk of the run folder {spec.run_folder} is full: 1.0 MiB are free"
+        )
         assert len(campaigns.store.final_outcomes(record.id)) == 3
         assert campaigns.store.open_attempts(record.id) == [], "no attempt was begun for nothing"
         (disk / "ballast").unlink()
@@ -101,7 +106,9 @@ def resume_complete(store_folder: Path, runs: Path, record: Campaign, spec: Camp
 
 
 class Lock:
-    """The write lock of a store in another program's hands: taken when asked, given back after so many seconds."""
+    """The write lock of a store in another program's hands: taken when asked, given back after so
+    many seconds.
+    """
 
     def __init__(self, path: Path, seconds: float) -> None:
         self.taken_s = 0.0

@@ -1,4 +1,6 @@
-"""The campaign of chaos, small: what `benchmarks/chaos.py` does for hours, for seconds; and its audit finds faults."""
+"""The campaign of chaos, small: what `benchmarks/chaos.py` does for hours, for seconds; and its
+audit finds faults.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,19 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.system
 @pytest.mark.flaky(reruns=0)  # the moments that it hit are gone with its run
-@pytest.mark.parametrize(("evaluator", "campaigns", "kills"), [("simulated", 2, 120), ("probe", 1, 12)])
-def test_killed_at_random_nothing_is_lost_doubled_or_left(evaluator: str, campaigns: int, kills: int) -> None:
-    asked = {"campaigns": campaigns, "kills-per-minute": kills, "most-kills": 4, "seed": 1, "evaluator": evaluator}
+@pytest.mark.parametrize(
+    ("evaluator", "campaigns", "kills"), [("simulated", 2, 120), ("probe", 1, 12)]
+)
+def test_killed_at_random_nothing_is_lost_doubled_or_left(
+    evaluator: str, campaigns: int, kills: int
+) -> None:
+    asked = {
+        "campaigns": campaigns,
+        "kills-per-minute": kills,
+        "most-kills": 4,
+        "seed": 1,
+        "evaluator": evaluator,
+    }
     done = run(BENCHMARKS / "chaos.py", *(f"--{key}={value}" for key, value in asked.items()))
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
@@ -56,7 +68,9 @@ def chaos() -> Iterator[SimpleNamespace]:
     """The benchmark's modules."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
-        yield SimpleNamespace(**{name: importlib.import_module(f"chaos_{name}") for name in ("audit", "driving")})
+        yield SimpleNamespace(
+            **{name: importlib.import_module(f"chaos_{name}") for name in ("audit", "driving")}
+        )
 
 
 @pytest.mark.parametrize("what", ["nothing", "process", "file", "memory", "others"])
@@ -74,13 +88,18 @@ def test_what_a_program_leaves_behind_is_found_and_cleared_away(what: str, tmp_p
 
 
 @pytest.fixture(scope="module")
-def driven(tmp_path_factory: pytest.TempPathFactory, chaos: SimpleNamespace) -> tuple[Path, CampaignSpec]:
+def driven(
+    tmp_path_factory: pytest.TempPathFactory, chaos: SimpleNamespace
+) -> tuple[Path, CampaignSpec]:
     """The folder of a simulated campaign of six outcomes, as its driver has left it and said so."""
     folder = tmp_path_factory.mktemp("driven")
     spec = spec_of(tiny(evaluator="simulated", budget={"probes": 6}), run_root=folder / "runs")
     with open_store(str(folder / "store.db")) as store:
         create(store, spec, 1)
-    frontrunner.resume(store=str(folder / "store.db"), listener=chaos.driving.Acknowledging(folder / "acknowledged"))
+    frontrunner.resume(
+        store=str(folder / "store.db"),
+        listener=chaos.driving.Acknowledging(folder / "acknowledged"),
+    )
     return folder, spec
 
 
@@ -89,13 +108,17 @@ Find = Callable[[CampaignSpec], set[str]]
 
 @pytest.fixture
 def found(driven: tuple[Path, CampaignSpec], tmp_path: Path, chaos: SimpleNamespace) -> Find:
-    """What the audit finds wrong with a copy of that campaign's store and of what its driver said."""
+    """What the audit finds wrong with a copy of that campaign's store and of what its driver
+    said.
+    """
     for name in ("store.db", "acknowledged"):
         shutil.copy(driven[0] / name, tmp_path / name)
 
     def find(spec: CampaignSpec) -> set[str]:
         with open_store(str(tmp_path / "store.db"), read_only=True) as store:
-            faults = chaos.audit.faults(store, spec, tmp_path / "acknowledged", was_taken_over=False)
+            faults = chaos.audit.faults(
+                store, spec, tmp_path / "acknowledged", was_taken_over=False
+            )
             return {kind for kind, _ in faults}
 
     return find
@@ -103,7 +126,9 @@ def found(driven: tuple[Path, CampaignSpec], tmp_path: Path, chaos: SimpleNamesp
 
 DAMAGES = {
     "measurements": "UPDATE measurements SET node_seconds = node_seconds + 1 WHERE attempt_id = 2",
-    "folders": "UPDATE attempts SET run_folder = (SELECT MIN(run_folder) FROM attempts) WHERE id = 3",
+    "folders": (
+        "UPDATE attempts SET run_folder = (SELECT MIN(run_folder) FROM attempts) WHERE id = 3"
+    ),
     "step times": "UPDATE measurements SET step_times_s_json = '[1.0]' WHERE attempt_id = 2",
     "counts": "UPDATE campaigns SET outcomes = 5",
 }
@@ -111,7 +136,12 @@ DAMAGES = {
 
 @pytest.mark.parametrize(
     ("damage", "kind"),
-    [("measurements", "lost"), ("folders", "doubled"), ("step times", "misattributed"), ("counts", "broken_rules")],
+    [
+        ("measurements", "lost"),
+        ("folders", "doubled"),
+        ("step times", "misattributed"),
+        ("counts", "broken_rules"),
+    ],
 )
 def test_a_damaged_store_is_found_out(
     damage: str, kind: str, driven: tuple[Path, CampaignSpec], found: Find, tmp_path: Path
@@ -128,7 +158,10 @@ def test_a_lost_outcome_and_files_that_are_left_are_found_out(
     with (tmp_path / "acknowledged").open("a") as acknowledged:
         acknowledged.write('["0123456789ab", null, 1.0, 1.0]\n')
     assert found(driven[1]) == {"lost"}
-    for name, kind in {".outcome.json.17": "files_left", "outcome.json": "unheard_outcome_files"}.items():
+    for name, kind in {
+        ".outcome.json.17": "files_left",
+        "outcome.json": "unheard_outcome_files",
+    }.items():
         folder = driven[1].run_folder / "00099.1"
         folder.mkdir()
         (folder / name).write_text("{}")
@@ -136,12 +169,22 @@ def test_a_lost_outcome_and_files_that_are_left_are_found_out(
         shutil.rmtree(folder)
 
 
-def test_a_budget_that_was_passed_is_found_out(driven: tuple[Path, CampaignSpec], found: Find, tmp_path: Path) -> None:
+def test_a_budget_that_was_passed_is_found_out(
+    driven: tuple[Path, CampaignSpec], found: Find, tmp_path: Path
+) -> None:
     with open_store(str(tmp_path / "store.db"), read_only=True) as store:
         hours = store.campaign("tiny").node_seconds_spent / 3600
-    for budget in (Budget(probes=5), Budget(node_hours=hours / 2), Budget(node_hours=hours * 0.999, hard=True)):
+    for budget in (
+        Budget(probes=5),
+        Budget(node_hours=hours / 2),
+        Budget(node_hours=hours * 0.999, hard=True),
+    ):
         assert found(replace(driven[1], budget=budget)) == {"over_budget"}
-    for budget in (Budget(probes=6), Budget(node_hours=hours * 0.999), Budget(node_hours=hours * 1.001, hard=True)):
+    for budget in (
+        Budget(probes=6),
+        Budget(node_hours=hours * 0.999),
+        Budget(node_hours=hours * 1.001, hard=True),
+    ):
         assert found(replace(driven[1], budget=budget)) == set()
 
 
@@ -150,10 +193,15 @@ def test_hard_minutes_that_were_passed_are_found_out(
 ) -> None:
     with open_store(str(tmp_path / "store.db"), read_only=True) as store:
         minutes = store.campaign("tiny").driver_seconds / 60
-    assert found(replace(driven[1], budget=Budget(minutes=minutes / 2, hard=True))) == {"over_budget"}
+    assert found(replace(driven[1], budget=Budget(minutes=minutes / 2, hard=True))) == {
+        "over_budget"
+    }
     enough = replace(driven[1], budget=Budget(minutes=minutes * 1.001, hard=True))
     assert found(enough) == set()
-    overtime = f"INSERT INTO events SELECT 1000, id, updated_at, '{OVERTIME}', '{{\"seconds\": 0.5}}' FROM campaigns"
+    overtime = (
+        f"INSERT INTO events SELECT 1000, id, updated_at, '{OVERTIME}', '{{\"seconds\": 0.5}}' FROM"
+        " campaigns"
+    )
     with closing(sqlite3.connect(tmp_path / "store.db")) as connection, connection:
         connection.execute(overtime)
     assert found(enough) == {"over_budget"}
@@ -161,16 +209,26 @@ def test_hard_minutes_that_were_passed_are_found_out(
 
 @pytest.mark.parametrize(("program", "untouched"), [("false", True), ("sleep", False)])
 def test_a_driver_that_hangs_is_ended_and_one_that_fails_untouched_is_counted(
-    program: str, *, untouched: bool, tmp_path: Path, chaos: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    program: str,
+    *,
+    untouched: bool,
+    tmp_path: Path,
+    chaos: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def start(*_: object, **__: object) -> int:
         return os.posix_spawnp(program, [program, "600"], os.environ)
 
     monkeypatch.setattr(chaos.driving, "start_driver", start)
     monkeypatch.setattr(chaos.driving, "LONGEST_RUN_S", 1.0)
-    counts, limits = chaos.driving.Counts(), chaos.driving.Limits(per_minute=1, most_disturbances=0, may_outwait=False)
+    counts, limits = (
+        chaos.driving.Counts(),
+        chaos.driving.Limits(per_minute=1, most_disturbances=0, may_outwait=False),
+    )
     spec = spec_of(tiny(evaluator="simulated"), run_root=tmp_path)
-    campaign = chaos.driving.Campaign("", spec, tmp_path, limits=limits, draw=random.Random(1), counts=counts)
+    campaign = chaos.driving.Campaign(
+        "", spec, tmp_path, limits=limits, draw=random.Random(1), counts=counts
+    )
     ended: list[int] = []
     while not campaign.has_ended:
         campaign.step(ended.append)

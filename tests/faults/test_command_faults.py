@@ -1,4 +1,6 @@
-"""A driver that is killed while another trainer runs: nothing stays behind, and the campaign goes on."""
+"""A driver that is killed while another trainer runs: nothing stays behind, and the campaign goes
+on.
+"""
 
 import json
 import time
@@ -16,8 +18,12 @@ TRAINER = Path(__file__).parent.parent / "support" / "fake_trainer.py"
 
 @pytest.mark.system
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_a_killed_driver_leaves_no_trainer_and_its_campaign_goes_on(tmp_path: Path, is_stopped: bool) -> None:
-    """A supervisor that stands still does not notice: the trainer and its ranks go on until the campaign does."""
+def test_a_killed_driver_leaves_no_trainer_and_its_campaign_goes_on(
+    tmp_path: Path, is_stopped: bool
+) -> None:
+    """A supervisor that stands still does not notice: the trainer and its ranks go on until the
+    campaign does.
+    """
     command = {
         "arguments": [
             "{python}",
@@ -32,10 +38,14 @@ def test_a_killed_driver_leaves_no_trainer_and_its_campaign_goes_on(tmp_path: Pa
     }
     space = {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [1, 2]}
     probe = {"measured_steps": 100}
-    campaign = tiny(evaluator="command", command=command, space=space, probe=probe, budget={"probes": 2})
+    campaign = tiny(
+        evaluator="command", command=command, space=space, probe=probe, budget={"probes": 2}
+    )
     write_toml(tmp_path / "c.toml", campaign)
     with started("launch", "c.toml", cwd=tmp_path) as driver:
-        rank = wait_for(lambda: (tmp_path / "rank.pid").exists() and (tmp_path / "rank.pid").read_text())
+        rank = wait_for(
+            lambda: (tmp_path / "rank.pid").exists() and (tmp_path / "rank.pid").read_text()
+        )
         ran_since = time.time()
         left = [psutil.Process(int(rank)), *psutil.Process(driver.pid).children(recursive=True)]
         assert len(left) >= 3, "the rank, the supervisor and the trainer"
@@ -59,7 +69,9 @@ def test_a_killed_driver_leaves_no_trainer_and_its_campaign_goes_on(tmp_path: Pa
         tried = [
             attempt.outcome
             for row in best
-            for attempt in show(row["recipe_id"], store=str(tmp_path / "frontrunner.db")).appearances[0].attempts
+            for attempt in show(row["recipe_id"], store=str(tmp_path / "frontrunner.db"))
+            .appearances[0]
+            .attempts
         ]
         (lost,) = (outcome for outcome in tried if isinstance(outcome, Failure))
         assert ran_s <= lost.node_seconds < ran_s + 10, "what ran is charged to the budget"

@@ -86,8 +86,12 @@ def test_a_driver_killed_in_a_probe_leaves_no_process_and_is_resumed(tmp_path: P
     assert resumed.returncode == 0, resumed.stderr
     check_complete(tmp_path)
     assert before <= {trial.recipe_id for trial in trials(tmp_path)}
-    assert {"lost", "harvested"} & {*events(tmp_path)}, "the probe was lost, unless its ranks had just finished"
-    assert trials(tmp_path)[1].recipe_id in before, "the probe that was cut off is made again, not replaced"
+    assert {"lost", "harvested"} & {*events(tmp_path)}, (
+        "the probe was lost, unless its ranks had just finished"
+    )
+    assert trials(tmp_path)[1].recipe_id in before, (
+        "the probe that was cut off is made again, not replaced"
+    )
 
 
 @pytest.mark.system
@@ -107,7 +111,9 @@ def test_the_order_of_recipes_is_that_of_a_campaign_that_was_never_killed(tmp_pa
 def test_a_result_that_was_finished_but_not_stored_is_harvested(tmp_path: Path) -> None:
     write_campaign(tmp_path)
     with started("launch", "tiny.toml", cwd=tmp_path) as driver:
-        wait_for(lambda: list(tmp_path.glob("frontrunner-runs/tiny/*.*/rank-1.log")))  # the ranks are forked
+        wait_for(
+            lambda: list(tmp_path.glob("frontrunner-runs/tiny/*.*/rank-1.log"))
+        )  # the ranks are forked
         driver.send_signal(signal.SIGSTOP)  # it sees nothing of its first probe's end
         run = tmp_path / "frontrunner-runs/tiny/00001.1"
         wait_for((run / "result.json").exists)
@@ -120,12 +126,18 @@ def test_a_result_that_was_finished_but_not_stored_is_harvested(tmp_path: Path) 
     check_complete(tmp_path)
     assert "harvested" in events(tmp_path)
     assert not (run.parent / "00001.2").exists(), "not probed again"
-    ranking = json.loads(frontrunner("show", trials(tmp_path)[0].recipe_id, "--json", cwd=tmp_path).stdout)
+    ranking = json.loads(
+        frontrunner("show", trials(tmp_path)[0].recipe_id, "--json", cwd=tmp_path).stdout
+    )
     assert str(result["step_times_s"][0])[:10] in json.dumps(ranking)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.system)])
-def test_one_signal_lets_the_probe_finish_and_says_how_to_go_on(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.system)]
+)
+def test_one_signal_lets_the_probe_finish_and_says_how_to_go_on(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     write_campaign(tmp_path, probe=LONG)
     with started("launch", "tiny.toml", cwd=tmp_path) as driver:
         wait_for(lambda: is_stepping(tmp_path))
@@ -141,7 +153,9 @@ def test_one_signal_lets_the_probe_finish_and_says_how_to_go_on(tmp_path: Path, 
     check_complete(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.system)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.system)]
+)
 def test_two_signals_end_the_probe_at_once(tmp_path: Path, number: signal.Signals) -> None:
     write_campaign(tmp_path, probe={"measured_steps": 1_000_000, "deadline_s": 600})
     with started("launch", "tiny.toml", cwd=tmp_path) as driver:
@@ -158,7 +172,9 @@ def test_two_signals_end_the_probe_at_once(tmp_path: Path, number: signal.Signal
 
 
 def test_a_terminals_interrupt_reaches_the_driver_alone(tmp_path: Path) -> None:
-    """Ctrl-C goes to a terminal's whole foreground group: ranks and fork server must not be in it."""
+    """Ctrl-C goes to a terminal's whole foreground group: ranks and fork server must not be in
+    it.
+    """
     write_campaign(tmp_path, probe={"measured_steps": 1_000_000, "deadline_s": 600})
     with started("launch", "tiny.toml", cwd=tmp_path) as driver:
         wait_for(lambda: is_stepping(tmp_path))

@@ -1,4 +1,6 @@
-"""A simulated campaign whose driver is killed at moments that nobody chose, or loses its campaign to another."""
+"""A simulated campaign whose driver is killed at moments that nobody chose, or loses its campaign
+to another.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def create(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     spec = spec_of(tiny(**WIDE, budget={"probes": PROBES}), run_root=folder / "frontrunner-runs")
     with open_store(str(folder / "frontrunner.db")) as store:
-        store.create_campaign(name="wide", spec_json=dump_json(spec), legal_recipes=1, problem_summary={})
+        store.create_campaign(
+            name="wide", spec_json=dump_json(spec), legal_recipes=1, problem_summary={}
+        )
 
 
 def final_recipes(folder: Path) -> set[str]:
@@ -87,7 +91,11 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(
 def test_a_driver_that_was_taken_over_ends_its_probes_and_writes_nothing(tmp_path: Path) -> None:
     write_toml(tmp_path / "tiny.toml", tiny(probe={"measured_steps": 100_000}))
     with started("launch", "tiny.toml", cwd=tmp_path) as driver:
-        wait_for(lambda: [run for run in tmp_path.glob("frontrunner-runs/tiny/*.*") if steps_written(run)])
+        wait_for(
+            lambda: [
+                run for run in tmp_path.glob("frontrunner-runs/tiny/*.*") if steps_written(run)
+            ]
+        )
         with open_store(str(tmp_path / "frontrunner.db")) as store:
             campaign = store.campaign("tiny")
             store.acquire_lease(campaign.id, host="elsewhere", pid=1, take_over=True)
@@ -104,7 +112,9 @@ def campaign_since(folder: Path) -> str:
     return str(rows(folder, "SELECT driven_since FROM campaigns")[0][0])
 
 
-def test_a_folder_that_cannot_be_made_ends_the_driver_with_a_hint(tmp_path: Path, undisturbed: set[str]) -> None:
+def test_a_folder_that_cannot_be_made_ends_the_driver_with_a_hint(
+    tmp_path: Path, undisturbed: set[str]
+) -> None:
     create(tmp_path)
     runs = tmp_path / "frontrunner-runs"
     runs.write_text("no folder can be made here")

@@ -1,4 +1,6 @@
-"""Faults of the machine under real probes: full disks, the kernel's memory killer, ranks that nothing ends, orphans."""
+"""Faults of the machine under real probes: full disks, the kernel's memory killer, ranks that
+nothing ends, orphans.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from support.limits import control_group, fill, held_in_the_kernel, small_disk
 ME = os.getpid()
 
 
-def test_a_disk_that_fills_up_under_a_probe_loses_it_and_says_so(bench: Bench, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_under_a_probe_loses_it_and_says_so(
+    bench: Bench, tmp_path: Path
+) -> None:
     with small_disk(tmp_path / "runs", mib=2) as disk:
         one = bench.stepping(runs=disk)
         fill(disk)
@@ -43,7 +47,9 @@ def test_a_rank_that_may_write_no_more_to_its_files_loses_the_probe(bench: Bench
     assert RunFolder(one.run_folder).outcome() == failure
 
 
-def test_a_measurement_outlives_a_disk_without_room_for_its_outcome(bench: Bench, tmp_path: Path) -> None:
+def test_a_measurement_outlives_a_disk_without_room_for_its_outcome(
+    bench: Bench, tmp_path: Path
+) -> None:
     with small_disk(tmp_path / "runs", mib=2) as disk:
         one = bench.start(setup_of(bench.folder), runs=disk)
         wait_for((one.run_folder / "result.json").exists)
@@ -87,7 +93,9 @@ def test_a_rank_that_nothing_ends_is_named_and_the_next_probe_waits_for_it(
         assert progress is not None
         assert progress.phase == QUEUED, "nothing is measured beside it"
         monkeypatch.setattr("frontrunner.evaluators.probe.watch.STUCK_S", 0.0)
-        with pytest.raises(NodesUnavailable, match=rf"hold their devices: process {stuck.pid} \(disk-sleep\)"):
+        with pytest.raises(
+            NodesUnavailable, match=rf"hold their devices: process {stuck.pid} \(disk-sleep\)"
+        ):
             bench.evaluator.finished(0.0)
     assert isinstance(bench.outcome(), Measurement), "it starts as soon as the other has ended"
     assert not is_alive(stuck)

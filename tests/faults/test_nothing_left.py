@@ -1,4 +1,6 @@
-"""However an attempt ends, its processes are gone within ten seconds, and with them their ports, memory and files."""
+"""However an attempt ends, its processes are gone within ten seconds, and with them their ports,
+memory and files.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class Holdings:
-    """Processes, the ports on which they listen, and the files of theirs that would outlive them."""
+    """Processes, the ports on which they listen, and the files of theirs that would outlive
+    them.
+    """
 
     processes: tuple[psutil.Process, ...]
     ports: frozenset[int]
@@ -45,15 +49,25 @@ class Holdings:
     def of(cls, processes: list[psutil.Process]) -> Holdings:
         ports, files = set(), set()
         for process in processes:
-            ports |= {one.laddr.port for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN}
+            ports |= {
+                one.laddr.port
+                for one in process.net_connections("inet")
+                if one.status == psutil.CONN_LISTEN
+            }
             mapped = (region.path for region in process.memory_maps())
             opened = (file.path for file in process.open_files())
-            files |= {Path(path) for path in (*mapped, *opened) if path.startswith(str(SHARED_MEMORY))}
+            files |= {
+                Path(path) for path in (*mapped, *opened) if path.startswith(str(SHARED_MEMORY))
+            }
         return cls(tuple(processes), frozenset(ports), frozenset(files))
 
     def left(self) -> list[str]:
         """What of it is still there."""
-        listening = {one.laddr.port for one in psutil.net_connections("inet") if one.status == psutil.CONN_LISTEN}
+        listening = {
+            one.laddr.port
+            for one in psutil.net_connections("inet")
+            if one.status == psutil.CONN_LISTEN
+        }
         alive = [f"process {process.pid}" for process in self.processes if is_alive(process)]
         return [
             *alive,
@@ -107,14 +121,19 @@ def test_an_attempt_leaves_nothing(bench: Bench, end: Callable[[Watch], None]) -
 def test_a_killed_driver_leaves_nothing_that_the_next_one_does_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_server_stopped: bool
 ) -> None:
-    """A fork server that stands still when its driver is killed does not notice, and its ranks go on: orphans."""
+    """A fork server that stands still when its driver is killed does not notice, and its ranks go
+    on: orphans.
+    """
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     write_toml(tmp_path / "tiny.toml", tiny(budget={"probes": 2}, probe={"measured_steps": 25}))
     with started("launch", "tiny.toml", cwd=tmp_path) as driver:
         wait_for(
-            lambda: [run for run in tmp_path.glob("frontrunner-runs/tiny/*.1") if steps_written(run)], timeout_s=120
+            lambda: [
+                run for run in tmp_path.glob("frontrunner-runs/tiny/*.1") if steps_written(run)
+            ],
+            timeout_s=120,
         )
         family = processes_of(driver.pid)
         (server,) = (process for process in family if process.ppid() == driver.pid)

@@ -1,4 +1,6 @@
-"""Which processes and folders count as left behind: those of drivers of this host that are gone, and no others."""
+"""Which processes and folders count as left behind: those of drivers of this host that are gone,
+and no others.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ pytestmark = pytest.mark.alone
 RANK = (sys.executable, "-S", "-c", "import time; time.sleep(60)")
 LAUNCHER = (
     *RANK[:3],
-    "import subprocess, sys, time; subprocess.Popen(sys.argv[1:], start_new_session=True); time.sleep(60)",
+    (
+        "import subprocess, sys, time; subprocess.Popen(sys.argv[1:], start_new_session=True);"
+        " time.sleep(60)"
+    ),
 )
 
 
@@ -79,9 +84,13 @@ def found(fenced: Fenced | None = None) -> set[int]:
 
 
 def test_a_rank_of_a_command_is_found_when_its_supervisor_ends_nothing(tmp_path: Path) -> None:
-    """A launcher gives its ranks sessions of their own, and a supervisor that stands still, or is killed, ends none."""
+    """A launcher gives its ranks sessions of their own, and a supervisor that stands still, or is
+    killed, ends none.
+    """
     one, me = order(setup_of(tmp_path)), Fenced(pid=os.getpid(), folder=tmp_path)
-    command = Command(arguments=(*LAUNCHER, *RANK), log_patterns=(r"(?P<step>\d+) (?P<step_time_s>\d+)",))
+    command = Command(
+        arguments=(*LAUNCHER, *RANK), log_patterns=(r"(?P<step>\d+) (?P<step_time_s>\d+)",)
+    )
     setup = setup_of(tmp_path)
     write_run(request_of(setup, one.recipe, one.run_folder), command, setup.command)
     run = CommandRun(one, setup, command)
@@ -89,7 +98,9 @@ def test_a_rank_of_a_command_is_found_when_its_supervisor_ends_nothing(tmp_path:
         wait_for(lambda: len(marked(RUN_TAG, str(one.run_folder))) == 2)
         family = marked(RUN_TAG, str(one.run_folder))
         assert not {process.pid for process in family} & found(), "their driver runs"
-        (supervisor,) = (child for child in psutil.Process().children() if child.pid == family[0].ppid())
+        (supervisor,) = (
+            child for child in psutil.Process().children() if child.pid == family[0].ppid()
+        )
         assert {process.pid for process in (supervisor, *family)} <= found(me)
         supervisor.kill()
         wait_for(lambda: sum(map(is_alive, family)) == 1)  # the launcher goes with its supervisor
@@ -107,7 +118,9 @@ def test_what_began_after_the_first_look_is_found_too(gone: str) -> None:
         assert first in {process.pid for process in orphans._left}
     with started(environment) as second:
         assert not orphans.have_ended()
-        while second not in {process.pid for process in orphans._left}:  # another program's are waited for first
+        while second not in {
+            process.pid for process in orphans._left
+        }:  # another program's are waited for first
             assert not orphans.have_ended()
 
 
@@ -117,8 +130,12 @@ def test_a_rank_of_a_driver_on_another_host_is_left_alone(gone: str) -> None:
         assert rank not in found()
 
 
-def test_a_clock_that_is_set_forward_makes_no_orphans(driver: psutil.Popen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """psutil reckons a process's begin from the machine's, which moves with the clock, and remembers it."""
+def test_a_clock_that_is_set_forward_makes_no_orphans(
+    driver: psutil.Popen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """psutil reckons a process's begin from the machine's, which moves with the clock, and
+    remembers it.
+    """
     with started({processes.DRIVER_TAG: str(driver.pid), processes.HOST_TAG: machine_id()}) as rank:
         assert rank not in found()
         began_s = psutil.boot_time()
@@ -126,8 +143,12 @@ def test_a_clock_that_is_set_forward_makes_no_orphans(driver: psutil.Popen, monk
         assert rank not in found()
 
 
-def test_a_driver_that_lost_its_campaign_is_as_good_as_gone_for_that_one(driver: psutil.Popen, tmp_path: Path) -> None:
-    """One that stands still cannot end its ranks, which hold the devices of whoever took its place."""
+def test_a_driver_that_lost_its_campaign_is_as_good_as_gone_for_that_one(
+    driver: psutil.Popen, tmp_path: Path
+) -> None:
+    """One that stands still cannot end its ranks, which hold the devices of whoever took its
+    place.
+    """
     driver.suspend()
     environment = {processes.DRIVER_TAG: str(driver.pid), processes.HOST_TAG: machine_id()}
     with started({**environment, processes.FOLDER_TAG: str(tmp_path / "lost")}) as rank:
@@ -140,7 +161,11 @@ def test_a_driver_that_lost_its_campaign_is_as_good_as_gone_for_that_one(driver:
 def test_taking_over_from_a_driver_that_stands_still_ends_its_ranks_first(tmp_path: Path) -> None:
     write_toml(tmp_path / "tiny.toml", tiny(probe={"measured_steps": 100_000}))
     with started_command("launch", "tiny.toml", cwd=tmp_path) as first:
-        wait_for(lambda: [run for run in tmp_path.glob("frontrunner-runs/tiny/*.1") if steps_written(run)])
+        wait_for(
+            lambda: [
+                run for run in tmp_path.glob("frontrunner-runs/tiny/*.1") if steps_written(run)
+            ]
+        )
         first.send_signal(signal.SIGSTOP)
         family = processes_of(first.pid)
         assert len(family) == 3
@@ -158,7 +183,9 @@ def test_only_another_process_of_this_host_is_fenced(tmp_path: Path) -> None:
 
 
 def test_processes_under_other_numbers_are_left_alone(gone: str) -> None:
-    """In a namespace of its own, with the /proc of another, a process reads numbers that mean others to it."""
+    """In a namespace of its own, with the /proc of another, a process reads numbers that mean
+    others to it.
+    """
     inside = ["unshare", "--pid", "--fork"]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("no process namespaces may be made here")
@@ -167,7 +194,10 @@ def test_processes_under_other_numbers_are_left_alone(gone: str) -> None:
         processes.DRIVER_TAG: gone,
         processes.HOST_TAG: machine_id(),
     }
-    count = "from frontrunner.evaluators.probe.processes import find_orphans; print(len(list(find_orphans())))"
+    count = (
+        "from frontrunner.evaluators.probe.processes import find_orphans;"
+        " print(len(list(find_orphans())))"
+    )
     done = subprocess.run(
         [*inside, sys.executable, "-P", "-c", count],
         env={**os.environ, **environment},  # it has the mark itself

@@ -29,7 +29,9 @@ def met(folder: Path) -> int:
     with ThreadPoolExecutor(2) as ranks:
         first, second = ranks.map(rank, range(2))
         first.set("greeting", folder.name)
-        assert second.get("greeting").decode() == folder.name, "they met each other, and nobody else"
+        assert second.get("greeting").decode() == folder.name, (
+            "they met each other, and nobody else"
+        )
         port = int(json.loads((folder / FILE).read_text())["port"])
         with closing(socket.socket()) as taker:
             assert taker.connect_ex(("127.0.0.1", port)) == 0, "it is in use when it is told"

@@ -114,7 +114,12 @@ def test_a_probe_that_steps_past_its_deadline_is_too_slow(bench: Bench) -> None:
 
 
 def test_a_recipe_that_the_trainer_refuses_is_illegal_for_the_engine(bench: Bench) -> None:
-    stages = {"pipeline_parallel": 2, "virtual_stages": 2, "schedule": "interleaved-1f1b", "accumulation": 4}
+    stages = {
+        "pipeline_parallel": 2,
+        "virtual_stages": 2,
+        "schedule": "interleaved-1f1b",
+        "accumulation": 4,
+    }
     bench.start(setup_of(bench.folder), **stages)  # four stages of a model with two layers
     failure = bench.failure()
     assert failure.kind is FailureKind.ILLEGAL_FOR_ENGINE
@@ -151,7 +156,9 @@ def test_a_slow_start_of_the_server_is_not_held_against_a_probe(tmp_path: Path) 
     assert isinstance(finished.outcome, Measurement)
 
 
-def test_a_server_that_is_stopped_is_replaced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_stopped_is_replaced(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.start(setup_of(bench.folder))
     assert isinstance(bench.outcome(), Measurement)
     monkeypatch.setattr("frontrunner.evaluators.probe.fork_server.REPLY_TIMEOUT_S", 1.0)
@@ -191,13 +198,15 @@ def broken_torch(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("PYTHONPATH", path)
 
 
-def test_a_server_whose_driver_is_gone_ends_while_it_warms_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_whose_driver_is_gone_ends_while_it_warms_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun = tmp_path / "begun"  # imports may take long
     code = f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)\n"
     broken_torch(tmp_path, code, monkeypatch)
     program = (
-        "import pathlib, sys, time; from frontrunner.evaluators.probe.fork_server import ForkClient\n"
-        "client = ForkClient(pathlib.Path(sys.argv[1]), {}); time.sleep(600)"
+        "import pathlib, sys, time; from frontrunner.evaluators.probe.fork_server import"
+        " ForkClient\nclient = ForkClient(pathlib.Path(sys.argv[1]), {}); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-P", "-c", program, str(tmp_path / "log")]) as driver:
         wait_for(begun.exists)
@@ -206,7 +215,9 @@ def test_a_server_whose_driver_is_gone_ends_while_it_warms_up(tmp_path: Path, mo
     wait_for(lambda: not is_alive(server), 60)
 
 
-def test_a_server_that_never_comes_up_is_an_error_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_never_comes_up_is_an_error_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken_torch(tmp_path, "raise SystemExit('torch is broken')", monkeypatch)
     evaluator = TrainingProbe(setup_of(tmp_path))
     evaluator.start(order(setup_of(tmp_path)))
@@ -215,7 +226,9 @@ def test_a_server_that_never_comes_up_is_an_error_with_its_log(tmp_path: Path, m
     evaluator.close()
 
 
-def test_what_was_offloaded_to_a_disk_is_removed_when_the_probe_has_ended(bench: Bench, tmp_path: Path) -> None:
+def test_what_was_offloaded_to_a_disk_is_removed_when_the_probe_has_ended(
+    bench: Bench, tmp_path: Path
+) -> None:
     setup = setup_of(bench.folder, cluster={"nvme_path": str(tmp_path)})
     one = bench.start(setup, offload="nvme")  # which the torch engine refuses
     folder = disk_folder(setup, one.recipe, one.run_folder)
@@ -233,7 +246,10 @@ def test_the_fork_server_removes_what_was_offloaded_when_its_driver_is_gone(tmp_
     one, scratch = order(setup), tmp_path / "scratch"
     one.run_folder.mkdir()
     scratch.mkdir()
-    write_json(RunFolder(one.run_folder).job, probe_job(setup, one.recipe, one.run_folder, evaluator.tokens))
+    write_json(
+        RunFolder(one.run_folder).job,
+        probe_job(setup, one.recipe, one.run_folder, evaluator.tokens),
+    )
     evaluator._server.start("1", job=RunFolder(one.run_folder).job, world_size=2, scratch=scratch)
     wait_for(lambda: (evaluator._server.reports(0.02), steps_written(one.run_folder) >= 2)[1])
     assert scratch.is_dir()
@@ -270,7 +286,9 @@ def has_outcome(one: ProbeOrder) -> bool:
 
 def test_a_foreign_or_late_result_changes_nothing(bench: Bench) -> None:
     first, second = (bench.start(setup_of(bench.folder)) for _ in range(2))
-    wait_for(lambda: bench.evaluator.finished(0.2) is not None and all(map(has_outcome, (first, second))))
+    wait_for(
+        lambda: bench.evaluator.finished(0.2) is not None and all(map(has_outcome, (first, second)))
+    )
     (second.run_folder / "outcome.json").unlink()
     for name in ("result.json", "outcome.json", "job.json"):
         shutil.copy(first.run_folder / name, second.run_folder / name)
@@ -286,7 +304,14 @@ def test_a_result_of_another_problem_is_judged_by_this_one(bench: Bench) -> None
     assert isinstance(bench.outcome(), Measurement)
     (one.run_folder / "outcome.json").unlink()
     peak = replace(setup.problem.cluster.peak_tflops, fp32=1e-6)
-    bench.use(replace(setup, problem=replace(setup.problem, cluster=replace(setup.problem.cluster, peak_tflops=peak))))
+    bench.use(
+        replace(
+            setup,
+            problem=replace(
+                setup.problem, cluster=replace(setup.problem.cluster, peak_tflops=peak)
+            ),
+        )
+    )
     found = bench.evaluator.harvest(one)
     assert isinstance(found, Failure)
     assert found.kind is FailureKind.IMPLAUSIBLE

@@ -1,4 +1,6 @@
-"""The races of drivers and stores, two hundred times each, by processes that stay from round to round."""
+"""The races of drivers and stores, two hundred times each, by processes that stay from round to
+round.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ from support.cut_proxy import proxy_before
 from support.postgresql import Server
 from support.store_contract import KINDS
 
-pytestmark = [pytest.mark.system, pytest.mark.flaky(reruns=0)]  # the moment that a test hit is gone with its run
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.flaky(reruns=0),
+]  # the moment that a test hit is gone with its run
 ROUNDS = 200
 
 RACER = """
@@ -79,7 +84,10 @@ def two_of(script: str, *arguments: str) -> Iterator[list[subprocess.Popen[str]]
     """Two processes that have imported everything and wait for lines."""
     command = [sys.executable, "-P", "-c", script, *arguments]
     racers = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) for _ in range(2)
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        for _ in range(2)
     ]
     try:
         for racer in racers:
@@ -130,7 +138,9 @@ def test_two_processes_that_create_one_store_at_once_share_it(tmp_path: Path) ->
 
 
 def test_a_driver_that_is_taken_over_while_it_writes_stores_all_or_nothing(url: str) -> None:
-    """The first finishes its attempt while another takes the campaign over, settles what is left, and goes on."""
+    """The first finishes its attempt while another takes the campaign over, settles what is left,
+    and goes on.
+    """
     with open_store(url) as store, open_store(url) as other:
         for number in range(ROUNDS):
             campaign = create(store, f"fenced-{number}")
@@ -150,26 +160,38 @@ def test_a_driver_that_is_taken_over_while_it_writes_stores_all_or_nothing(url: 
             barrier.wait()
             successor = drive(other, campaign, pid=2)
             for left in other.open_attempts(campaign):
-                successor.finish_attempt(left, Failure(kind=FailureKind.HUNG, message="y"), retry=False)
+                successor.finish_attempt(
+                    left, Failure(kind=FailureKind.HUNG, message="y"), retry=False
+                )
             first.join()
-            told = [outcome.kind for _, outcome in other.final_outcomes(campaign) if isinstance(outcome, Failure)]
+            told = [
+                outcome.kind
+                for _, outcome in other.final_outcomes(campaign)
+                if isinstance(outcome, Failure)
+            ]
             assert told == [FailureKind.HUNG if refused else FailureKind.CRASHED]
         with store.database.read() as connection:
             assert check(connection, store=url).findings == ()
 
 
 def drive(store: Store, campaign: int, *, pid: int) -> CampaignWriter:
-    writer = store.drive(store.acquire_lease(campaign, host="another-host.example", pid=pid, take_over=True))
+    writer = store.drive(
+        store.acquire_lease(campaign, host="another-host.example", pid=pid, take_over=True)
+    )
     writer.set_state(CampaignState.RUNNING, reason="")
     return writer
 
 
-def test_a_driver_killed_at_any_moment_loses_nothing_that_it_had_said_was_stored(tmp_path: Path) -> None:
+def test_a_driver_killed_at_any_moment_loses_nothing_that_it_had_said_was_stored(
+    tmp_path: Path,
+) -> None:
     path, acknowledged, moments = str(tmp_path / "store.db"), set[int](), random.Random(1)
     with open_store(path) as store:
         drive(store, create(store, "killed"), pid=1)
     for _ in range(ROUNDS):
-        acknowledged |= driven_until_killed(path, outcomes=moments.randint(0, 2), after_s=moments.uniform(0.0, 0.01))
+        acknowledged |= driven_until_killed(
+            path, outcomes=moments.randint(0, 2), after_s=moments.uniform(0.0, 0.01)
+        )
     with open_store(path, read_only=True) as store:
         told = [recipe.micro_batch_seqs for recipe, _ in store.final_outcomes(1)]
         assert acknowledged <= set(told)
@@ -179,7 +201,9 @@ def test_a_driver_killed_at_any_moment_loses_nothing_that_it_had_said_was_stored
 
 
 def driven_until_killed(path: str, *, outcomes: int, after_s: float) -> set[int]:
-    """What a driver, forked from here, said was stored until it was killed, so long after so many outcomes."""
+    """What a driver, forked from here, said was stored until it was killed, so long after so many
+    outcomes.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -200,7 +224,9 @@ def driven_until_killed(path: str, *, outcomes: int, after_s: float) -> set[int]
 
 def record_without_end(path: str, pipe: int) -> None:
     with open_store(path) as store:
-        writer = store.drive(store.acquire_lease(1, host=this_host(), pid=os.getpid(), take_over=True))
+        writer = store.drive(
+            store.acquire_lease(1, host=this_host(), pid=os.getpid(), take_over=True)
+        )
         for left in store.open_attempts(1):
             writer.finish_attempt(left, CRASH, retry=False)
         number = max((trial.number for trial in store.trials(1)), default=0)
@@ -208,7 +234,9 @@ def record_without_end(path: str, pipe: int) -> None:
         while True:
             number += 1
             recipe = Recipe(devices=1, micro_batch_seqs=number, accumulation=1)
-            attempt = writer.start_attempt(writer.propose(f"{number:08x}", recipe), run_folder=str(number))
+            attempt = writer.start_attempt(
+                writer.propose(f"{number:08x}", recipe), run_folder=str(number)
+            )
             writer.finish_attempt(attempt, CRASH, retry=False)
             os.write(pipe, b"%d\n" % number)
 

@@ -28,14 +28,20 @@ TELLTALE = """
 import os, sys
 print("started with " + repr(dict(os.environ)), flush=True)
 raise RuntimeError("cannot log in with " + os.environ["HF_TOKEN"] + " and " + os.environ["SOME_PASSWORD"])
-"""
+"""  # noqa: E501
 """A trainer that prints all it knows, and dies of it."""
 
 
 def run(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     variables = environment() | SECRETS | more
     return subprocess.run(
-        command(*arguments), cwd=folder, env=variables, capture_output=True, text=True, timeout=120, check=False
+        command(*arguments),
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -59,10 +65,13 @@ def test_a_trainer_that_prints_its_environment_tells_nobody_but_its_own_log(
         "pass_environment": ["PATH", *SECRETS],
         "log_patterns": ["step (?P<step>[0-9]+)"],
     }
-    write_toml(tmp_path / "t.toml", {"evaluator": "command", **campaign(command=section, space=ONE_CHOICE)})
+    write_toml(
+        tmp_path / "t.toml", {"evaluator": "command", **campaign(command=section, space=ONE_CHOICE)}
+    )
     said = [run(tmp_path, "launch", "t.toml")]
     for asked in (
-        ("status",), ("failures",), ("campaigns",), ("store", "check"), ("archive", "tiny", "t.jsonl"),
+        ("status",), ("failures",), ("campaigns",), ("store", "check"),
+        ("archive", "tiny", "t.jsonl"),
         ("dataframe", "--out", "t.csv"), ("store", "backup", "backup.db"),
     ):  # fmt: skip
         said.append(run(tmp_path, *asked))
@@ -97,7 +106,9 @@ def test_a_real_probe_leaves_no_secret_anywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_a_database_s_password_is_in_no_file_and_no_answer(postgresql_server: Server, tmp_path: Path) -> None:
+def test_a_database_s_password_is_in_no_file_and_no_answer(
+    postgresql_server: Server, tmp_path: Path
+) -> None:
     url = postgresql_server.new_store().replace("@", f":{SECRETS['SOME_PASSWORD']}@")
     write_toml(tmp_path / "t.toml", {"evaluator": "simulated", **campaign()})
     asked = (
@@ -116,11 +127,18 @@ def test_a_database_s_password_is_in_no_file_and_no_answer(postgresql_server: Se
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("HF_TOKEN", "x"), ("MY_API_KEY", "x"), ("X", "hf_abcdefghijklmnop"), ("DB", "pg://me:pw@host/d")],
+    [
+        ("HF_TOKEN", "x"),
+        ("MY_API_KEY", "x"),
+        ("X", "hf_abcdefghijklmnop"),
+        ("DB", "pg://me:pw@host/d"),
+    ],
 )
 def test_a_secret_in_the_campaign_file_s_environment_is_refused(name: str, value: str) -> None:
     table = campaign(command={"arguments": ["true"], "environment": {name: value}})
-    with pytest.raises(InvalidInput, match=f"command.environment.{name} looks like a secret") as refused:
+    with pytest.raises(
+        InvalidInput, match=f"command.environment.{name} looks like a secret"
+    ) as refused:
         parse_campaign(table, default_name="t", base=Path())
     assert value not in refused.value.message or value == "x"
     assert "pass_environment" in str(refused.value.hint)
@@ -129,11 +147,21 @@ def test_a_secret_in_the_campaign_file_s_environment_is_refused(name: str, value
 def test_ordinary_variables_are_no_secrets() -> None:
     for name in ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "PASSENGERS", "AUTHOR"):
         assert not looks_secret(name, "false")
-    assert without_secrets("PATH is /usr/bin", {"PATH": "/usr/bin", "A_TOKEN": "is"}) == "PATH is /usr/bin"
+    assert (
+        without_secrets("PATH is /usr/bin", {"PATH": "/usr/bin", "A_TOKEN": "is"})
+        == "PATH is /usr/bin"
+    )
 
 
 def test_secrets_that_begin_alike_leave_no_end_and_paths_are_told() -> None:
-    environment = {"A_TOKEN": "abcdefgh", "B_TOKEN": "abcdefgh1234", "SSH_AUTH_SOCK": "/run/agent/socket"}
+    environment = {
+        "A_TOKEN": "abcdefgh",
+        "B_TOKEN": "abcdefgh1234",
+        "SSH_AUTH_SOCK": "/run/agent/socket",
+    }
     environment |= {"GOOGLE_APPLICATION_CREDENTIALS": "/home/me/key.json"}
     said = "abcdefgh1234 of /home/me/key.json by /run/agent/socket"
-    assert without_secrets(said, environment) == f"{REDACTED} of /home/me/key.json by /run/agent/socket"
+    assert (
+        without_secrets(said, environment)
+        == f"{REDACTED} of /home/me/key.json by /run/agent/socket"
+    )

@@ -1,4 +1,6 @@
-"""Real faults of a PostgreSQL store: a server that restarts, drivers that race, sessions that are cut."""
+"""Real faults of a PostgreSQL store: a server that restarts, drivers that race, sessions that are
+cut.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from support.cut_proxy import proxy_before
 from support.postgresql import Server, running_server
 
 PROBES = 60
-# Takes a lease on what looks like another machine of this one's name, whose boot id is in a file, and dies with it.
+# Takes a lease on what looks like another machine of this one's name, whose boot id is in a file,
+# and dies with it.
 ON_ANOTHER_MACHINE = """
 import os, subprocess, sys
 subprocess.run(["mount", "--bind", sys.argv[2], "/proc/sys/kernel/random/boot_id"], check=True)
@@ -63,26 +66,37 @@ def store(url: str) -> Iterator[Store]:
 
 
 def drive(store: Store, *, pid: int = 1) -> CampaignWriter:
-    writer = store.drive(store.acquire_lease(1, host="another-host.example", pid=pid, take_over=True))
+    writer = store.drive(
+        store.acquire_lease(1, host="another-host.example", pid=pid, take_over=True)
+    )
     writer.set_state(CampaignState.RUNNING, reason="")
     return writer
 
 
 def cut_sessions(server: Server, url: str, *, when: str) -> None:
-    """End the other sessions of the database that are in a state, as a network or a server would."""
+    """End the other sessions of the database that are in a state, as a network or a server
+    would.
+    """
     with server.connect(url) as connection:
-        ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND state = %s"
+        ended = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+            " AND state = %s"
+        )
         assert connection.execute(ended, [when]).fetchall()
 
 
-def test_a_session_cut_between_transactions_is_not_noticed(server: Server, url: str, store: Store) -> None:
+def test_a_session_cut_between_transactions_is_not_noticed(
+    server: Server, url: str, store: Store
+) -> None:
     writer = drive(store)
     cut_sessions(server, url, when="idle")
     writer.event("after")
     assert [event.kind for event in store.events(1)] == ["after"]
 
 
-def test_a_transaction_cut_in_its_middle_is_made_again_and_once(server: Server, url: str, store: Store) -> None:
+def test_a_transaction_cut_in_its_middle_is_made_again_and_once(
+    server: Server, url: str, store: Store
+) -> None:
     writer = drive(store)
     calls = []
 
@@ -101,7 +115,9 @@ def test_a_transaction_cut_in_its_middle_is_made_again_and_once(server: Server, 
         assert check(connection, store=url).findings == ()
 
 
-def test_a_commit_whose_answer_was_lost_is_not_made_again(server: Server, url: str, store: Store) -> None:
+def test_a_commit_whose_answer_was_lost_is_not_made_again(
+    server: Server, url: str, store: Store
+) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="fr-", dir="/tmp") as name,
         proxy_before(server.folder, Path(name)) as proxy,
@@ -115,7 +131,9 @@ def test_a_commit_whose_answer_was_lost_is_not_made_again(server: Server, url: s
     assert [event.kind for event in store.events(1)] == ["once", "after"]
 
 
-def test_a_driver_that_was_fenced_while_it_was_cut_off_is_refused(server: Server, url: str, store: Store) -> None:
+def test_a_driver_that_was_fenced_while_it_was_cut_off_is_refused(
+    server: Server, url: str, store: Store
+) -> None:
     writer = drive(store)
     calls: list[int] = []
 
@@ -152,7 +170,9 @@ def test_a_name_taken_at_the_same_time_is_refused_as_taken(url: str, store: Stor
     def create(number: int) -> str:
         with open_store(url) as opened:
             try:
-                opened.create_campaign(name="same", spec_json="{}", legal_recipes=1, problem_summary={})
+                opened.create_campaign(
+                    name="same", spec_json="{}", legal_recipes=1, problem_summary={}
+                )
             except Exception as error:
                 return type(error).__name__
         return "made"
@@ -168,11 +188,17 @@ def test_leases_are_judged_by_the_server_s_clock(server: Server, url: str, store
     assert store.now().utcoffset() is not None
 
 
-def test_two_machines_of_one_name_do_not_judge_each_other_s_processes(url: str, store: Store, tmp_path: Path) -> None:
-    """Each sees at once that a driver of its own is gone, and gives that of the other the time of its lease."""
+def test_two_machines_of_one_name_do_not_judge_each_other_s_processes(
+    url: str, store: Store, tmp_path: Path
+) -> None:
+    """Each sees at once that a driver of its own is gone, and gives that of the other the time of
+    its lease.
+    """
     boot_id = tmp_path / "boot_id"
     boot_id.write_text("11111111-2222-3333-4444-555555555555\n")
-    if subprocess.run(["unshare", "--mount", "mount", "--bind", boot_id, BOOT_ID], check=False).returncode:
+    if subprocess.run(
+        ["unshare", "--mount", "mount", "--bind", boot_id, BOOT_ID], check=False
+    ).returncode:
         pytest.skip("a file may not be mounted here")
     command = ["unshare", "--mount", sys.executable, "-P", "-c", ON_ANOTHER_MACHINE, url, boot_id]
 
@@ -184,7 +210,9 @@ def test_two_machines_of_one_name_do_not_judge_each_other_s_processes(url: str, 
         store.acquire_lease(1, host=this_host(), pid=os.getpid())
     assert there() == "epoch 2\n"
     store.acquire_lease(1, host=this_host(), pid=os.getpid(), take_over=True)
-    assert there().startswith(f"refused campaign faulted is driven by {this_host()}:{os.getpid()} since ")
+    assert there().startswith(
+        f"refused campaign faulted is driven by {this_host()}:{os.getpid()} since "
+    )
 
 
 @pytest.mark.system
@@ -193,11 +221,15 @@ def test_a_server_that_restarts_again_and_again_costs_a_running_campaign_nothing
 ) -> None:
     spec = spec_of(tiny(**WIDE, budget={"probes": PROBES}), run_root=tmp_path / "frontrunner-runs")
     with open_store(url) as store:
-        store.create_campaign(name="wide", spec_json=dump_json(spec), legal_recipes=1, problem_summary={})
+        store.create_campaign(
+            name="wide", spec_json=dump_json(spec), legal_recipes=1, problem_summary={}
+        )
 
     def finals() -> int:
         with server.connect(url) as connection:
-            (count,) = connection.execute("SELECT count(*) FROM trials WHERE outcome_number > 0").fetchone() or (0,)
+            (count,) = connection.execute(
+                "SELECT count(*) FROM trials WHERE outcome_number > 0"
+            ).fetchone() or (0,)
             return int(str(count))
 
     with started("resume", "wide", "--store", url, cwd=tmp_path) as driver:

@@ -51,7 +51,7 @@ while True:
         build_time_s=0.0, first_step_time_s=0.0)
     writer.finish_attempt(attempt, measurement, retry=False)
     print(number, flush=True)
-"""
+"""  # noqa: E501
 
 LEASER = """
 import os, sys
@@ -104,7 +104,9 @@ def drive(store: Store) -> CampaignWriter:
 
 def fill(writer: CampaignWriter, count: int, *, begin: int = 0) -> None:
     for number in range(begin, begin + count):
-        attempt = writer.start_attempt(writer.propose(f"{number:08x}", RECIPE), run_folder=str(number))
+        attempt = writer.start_attempt(
+            writer.propose(f"{number:08x}", RECIPE), run_folder=str(number)
+        )
         writer.finish_attempt(attempt, CRASH, retry=False)
 
 
@@ -135,7 +137,9 @@ def test_ten_kills_lose_no_acknowledged_outcome_and_count_none_twice(path: Path)
             "each driver may die between writing and saying so"
         )
         assert store.campaign(None).node_seconds_spent == len(told)
-        assert len(store.open_attempts(1)) <= 1, "each driver settled what the one before left running"
+        assert len(store.open_attempts(1)) <= 1, (
+            "each driver settled what the one before left running"
+        )
 
 
 def test_of_two_drivers_that_race_one_gets_the_lease(path: Path) -> None:
@@ -156,7 +160,9 @@ def test_of_two_drivers_that_race_one_gets_the_lease(path: Path) -> None:
 
 
 @pytest.mark.parametrize("jump", [timedelta(hours=1), timedelta(hours=-1)])
-def test_a_clock_that_jumps_an_hour_takes_the_lease_from_no_live_driver(path: Path, jump: timedelta) -> None:
+def test_a_clock_that_jumps_an_hour_takes_the_lease_from_no_live_driver(
+    path: Path, jump: timedelta
+) -> None:
     """The driver was told the time before the jump, and has not renewed its lease since."""
     driver = child(LEASER, path)
     try:
@@ -202,7 +208,9 @@ def in_new_namespaces(*options: str, script: str, arguments: tuple[str, ...] = (
     if subprocess.run(["unshare", *options, "true"], capture_output=True, check=False).returncode:
         pytest.skip("making a namespace is not permitted here")
     command = ["unshare", *options, sys.executable, "-P", "-c", script, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, input="go\n\n").stdout
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, input="go\n\n"
+    ).stdout
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare of util-linux")
@@ -210,11 +218,17 @@ def test_a_driver_is_not_taken_for_gone_where_its_process_id_means_nothing(path:
     """As in a container that has the host's name, and process ids of its own."""
     with open_store(str(path)) as store:
         store.acquire_lease(1, host=this_host(), pid=os.getpid())
-    said = in_new_namespaces("--pid", "--fork", "--mount-proc", script=LEASER, arguments=(str(path),))
-    assert said.splitlines()[1].startswith(f"refused campaign faulted is driven by {this_host()}:{os.getpid()} since ")
+    said = in_new_namespaces(
+        "--pid", "--fork", "--mount-proc", script=LEASER, arguments=(str(path),)
+    )
+    assert said.splitlines()[1].startswith(
+        f"refused campaign faulted is driven by {this_host()}:{os.getpid()} since "
+    )
 
 
-@pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="needs unshare, and to be root")
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or os.geteuid() != 0, reason="needs unshare, and to be root"
+)
 def test_another_user_s_process_runs_though_it_is_not_shown() -> None:
     script = (
         "import os, subprocess\n"
@@ -235,7 +249,9 @@ def test_processes_that_create_one_store_at_once_share_it(tmp_path: Path) -> Non
         creator.communicate("go\n")
     assert [creator.returncode for creator in creators] == [0, 0, 0, 0]
     with open_store(str(path), read_only=True) as store:
-        assert {summary.name for summary in store.campaigns()} == {f"campaign-{number}" for number in range(4)}
+        assert {summary.name for summary in store.campaigns()} == {
+            f"campaign-{number}" for number in range(4)
+        }
 
 
 class TestLocks:
@@ -245,7 +261,9 @@ class TestLocks:
         yield connection
         connection.close()
 
-    def test_another_programs_lock_is_waited_for(self, path: Path, foreign: sqlite3.Connection) -> None:
+    def test_another_programs_lock_is_waited_for(
+        self, path: Path, foreign: sqlite3.Connection
+    ) -> None:
         with open_store(str(path)) as store:
             writer = drive(store)
             foreign.execute("BEGIN IMMEDIATE")
@@ -274,7 +292,9 @@ class TestLocks:
 
 @pytest.fixture
 def small_disk() -> Iterator[None]:
-    """Every SQLite file of this process may have 60 pages and no more, as on a disk that is full."""
+    """Every SQLite file of this process may have 60 pages and no more, as on a disk that is
+    full.
+    """
 
     def limit(connection: sqlite3.Connection, _: object) -> None:
         connection.execute("PRAGMA max_page_count = 60")
@@ -346,7 +366,9 @@ class TestDamage:
         filled.write_bytes(content)
         self.refused(filled, read_only=read_only)
 
-    def test_one_damaged_page_deep_inside_is_found_before_a_driver_starts(self, filled: Path) -> None:
+    def test_one_damaged_page_deep_inside_is_found_before_a_driver_starts(
+        self, filled: Path
+    ) -> None:
         content = bytearray(filled.read_bytes())
         middle = (len(content) // 4096 // 2) * 4096
         content[middle : middle + 64] = b"\xff" * 64
@@ -354,7 +376,9 @@ class TestDamage:
         self.refused(filled, read_only=False)
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root, to be another user")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root, to be another user"
+)
 def test_a_store_that_may_not_be_written_is_read_and_not_changed(path: Path) -> None:
     """As nobody, who may read it and no more; root may write whatever the permissions say."""
     with open_store(str(path)) as store:
@@ -363,8 +387,18 @@ def test_a_store_that_may_not_be_written_is_read_and_not_changed(path: Path) -> 
         if folder.name.startswith(("pytest-", "popen-")) or folder == path.parent:
             folder.chmod(0o755)
     path.chmod(0o444)
-    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-P", "-c"]
-    script = "import sys; sys.argv[0] = 'frontrunner'; from frontrunner.cli.main import main; main()"
+    as_nobody = [
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        sys.executable,
+        "-P",
+        "-c",
+    ]
+    script = (
+        "import sys; sys.argv[0] = 'frontrunner'; from frontrunner.cli.main import main; main()"
+    )
     before = path.read_bytes()
 
     def asked(*arguments: str) -> subprocess.CompletedProcess[str]:

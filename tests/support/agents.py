@@ -1,4 +1,6 @@
-"""Node agents as children of a test: several nodes on one machine, each told its place as MPICH's mpiexec does."""
+"""Node agents as children of a test: several nodes on one machine, each told its place as MPICH's
+mpiexec does.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from frontrunner.evaluators.probe.watch import rank_environment, write_job
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 
 
-def step_of(one: ProbeOrder, setup: ProbeSetup, *, nodes: int, lifeline: Path, **changes: object) -> Step:
+def step_of(
+    one: ProbeOrder, setup: ProbeSetup, *, nodes: int, lifeline: Path, **changes: object
+) -> Step:
     """A step for an order, written with its job; the ranks are spread evenly over the nodes."""
     setup.work_folder.mkdir(parents=True, exist_ok=True)
     tokens = corpus(setup.data, setup.work_folder, setup.problem)
@@ -38,15 +42,28 @@ def step_of(one: ProbeOrder, setup: ProbeSetup, *, nodes: int, lifeline: Path, *
 
 def command_of(step: Step) -> list[str]:
     """What a launcher starts on each node."""
-    return [sys.executable, "-P", "-m", "frontrunner.evaluators.cluster.agent", f"{step.run_folder}/step.json"]
+    return [
+        sys.executable,
+        "-P",
+        "-m",
+        "frontrunner.evaluators.cluster.agent",
+        f"{step.run_folder}/step.json",
+    ]
 
 
 def start_agents(step: Step) -> list[subprocess.Popen[bytes]]:
     """An agent for each node of the step."""
     started = []
     for node in range(step.nodes):
-        place = {"PMI_RANK": str(node), "PMI_SIZE": str(step.nodes), "PMI_LOCAL_RANK": "0", "MPI_LOCALNRANKS": "1"}
-        started.append(subprocess.Popen(command_of(step), env={**os.environ, "OMP_NUM_THREADS": "1", **place}))
+        place = {
+            "PMI_RANK": str(node),
+            "PMI_SIZE": str(step.nodes),
+            "PMI_LOCAL_RANK": "0",
+            "MPI_LOCALNRANKS": "1",
+        }
+        started.append(
+            subprocess.Popen(command_of(step), env={**os.environ, "OMP_NUM_THREADS": "1", **place})
+        )
     return started
 
 

@@ -29,18 +29,25 @@ A100 = Cluster(
     links=Links(node_gb_per_s=300, nic_gb_per_s=25, nics_per_node=8),
 )
 GPT_22B = Model(
-    name="gpt-22b", layers=48, hidden=6144, heads=64, kv_heads=64, ffn_hidden=24576, vocabulary=51200,
+    name="gpt-22b", layers=48, hidden=6144, heads=64, kv_heads=64, ffn_hidden=24576,
+    vocabulary=51200,
     tied_embeddings=True, attention="math",
 )  # fmt: skip
 PROBLEM = Problem(
-    model=GPT_22B, cluster=A100, sequence_length=2048, global_batch=GlobalBatch(minimum=64, maximum=64),
+    model=GPT_22B, cluster=A100, sequence_length=2048,
+    global_batch=GlobalBatch(minimum=64, maximum=64),
     precision="fp16",
 )  # fmt: skip
 
 
 def recipe(**changes: Any) -> Recipe:
     """64 devices: tensor 8, data 8, micro-batch 4 x 2, unless changed."""
-    return Recipe(**({"devices": 64, "tensor_parallel": 8, "micro_batch_seqs": 4, "accumulation": 2} | changes))
+    return Recipe(
+        **(
+            {"devices": 64, "tensor_parallel": 8, "micro_batch_seqs": 4, "accumulation": 2}
+            | changes
+        )
+    )
 
 
 def work(*recipes: Recipe, problem: Problem = PROBLEM, **columns: float | bool) -> Workload:
@@ -58,14 +65,24 @@ def machine(cluster: Cluster = A100, software: Software = MEGATRON_GPT) -> Machi
 
 def without_latency(found: Machine) -> Machine:
     """The machine with messages that take no time to start."""
-    names = ("kernel_s", "node_latency_s", "network_latency_s", "ring_node_hop_s", "ring_network_hop_s")
+    names = (
+        "kernel_s",
+        "node_latency_s",
+        "network_latency_s",
+        "ring_node_hop_s",
+        "ring_network_hop_s",
+    )
     return replace(found, efficiencies=replace(found.efficiencies, **dict.fromkeys(names, 0.0)))
 
 
-def makespan(orders: list[list[tuple[str, int]]], forward: list[float], backward: list[float]) -> float:
-    """When the last of the pipeline's ranks is done, each running its ("F" | "B", micro-batch) in the order given.
+def makespan(
+    orders: list[list[tuple[str, int]]], forward: list[float], backward: list[float]
+) -> float:
+    """When the last of the pipeline's ranks is done, each running its ("F" | "B", micro-batch) in
+    the order given.
 
-    A forward pass waits for the rank before, a backward pass for the rank after and for its own forward pass.
+    A forward pass waits for the rank before, a backward pass for the rank after and for its own
+    forward pass.
     """
     done: dict[tuple[str, int, int], float] = {}
     clock = [0.0] * len(orders)
@@ -88,7 +105,9 @@ def makespan(orders: list[list[tuple[str, int]]], forward: list[float], backward
 
 
 def one_f_one_b(ranks: int, micro_batches: int) -> list[list[tuple[str, int]]]:
-    """The order of 1F1B (PipeDream-flush): rank r runs p - r forward passes ahead, then one of each in turn."""
+    """The order of 1F1B (PipeDream-flush): rank r runs p - r forward passes ahead, then one of each
+    in turn.
+    """
     orders = []
     for rank in range(ranks):
         ahead = min(ranks - rank, micro_batches)

@@ -13,7 +13,9 @@ ENDLESS = {"measured_steps": 1_000_000}
 
 
 class Bench:
-    """One evaluator whose settings a test may change between probes, so that torch is imported once."""
+    """One evaluator whose settings a test may change between probes, so that torch is imported
+    once.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -28,7 +30,9 @@ class Bench:
         self.use(setup)
         self._count += 1
         token = f"{self._count:05d}.1"
-        one = ProbeOrder(token=token, recipe=tiny_recipe(**recipe), run_folder=(runs or self.folder) / token)
+        one = ProbeOrder(
+            token=token, recipe=tiny_recipe(**recipe), run_folder=(runs or self.folder) / token
+        )
         self.evaluator.start(one)
         return one
 

@@ -26,9 +26,15 @@ api.expect.set_options(timeout=PATIENCE_MS)
 
 @contextmanager
 def window(
-    service: Served, *, width: int = 1280, scheme: Literal["light", "dark"] = "light", refused: Container[str] = ()
+    service: Served,
+    *,
+    width: int = 1280,
+    scheme: Literal["light", "dark"] = "light",
+    refused: Container[str] = (),
 ) -> Iterator[api.Page]:
-    """A browser's window that has followed a one-time link; its errors fail the test, except at `refused` URLs."""
+    """A browser's window that has followed a one-time link; its errors fail the test, except at
+    `refused` URLs.
+    """
     errors: list[str] = []
 
     def is_error(said: api.ConsoleMessage) -> bool:
@@ -46,7 +52,10 @@ def window(
         page.wait_for_url(f"{service.url}/")
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on(
-            "console", lambda said: errors.append(f"{said.location['url']}: {said.text}") if is_error(said) else None
+            "console",
+            lambda said: (
+                errors.append(f"{said.location['url']}: {said.text}") if is_error(said) else None
+            ),
         )
         yield page
         chromium.close()

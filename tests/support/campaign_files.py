@@ -19,7 +19,11 @@ VALID: dict[str, dict[str, str]] = {
         "peak_tflops": "{ fp32 = 0.1 }",
     },
     "problem": {"sequence_length": "128", "global_batch": "16", "precision": '"fp32"'},
-    "space": {"tensor_parallel": "[1, 2, 4]", "pipeline_parallel": "[1, 2]", "micro_batch_seqs": "[1, 2]"},
+    "space": {
+        "tensor_parallel": "[1, 2, 4]",
+        "pipeline_parallel": "[1, 2]",
+        "micro_batch_seqs": "[1, 2]",
+    },
     "search": {"strategy": '"random"', "seed": "1"},
     "budget": {"probes": "8"},
 }
@@ -27,7 +31,9 @@ VALID: dict[str, dict[str, str]] = {
 
 
 def campaign_toml(changes: Mapping[str, str | None] | None = None) -> str:
-    """The valid file with entries changed: `section.key` -> TOML, or None to leave the entry out."""
+    """The valid file with entries changed: `section.key` -> TOML, or None to leave the entry
+    out.
+    """
     tables = {section: dict(entries) for section, entries in VALID.items()}
     for path, value in (changes or {}).items():
         section, _, key = path.rpartition(".")

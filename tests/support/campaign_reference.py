@@ -31,7 +31,10 @@ def table(section: str) -> str:
         for key in inner:
             schema = schema["properties"][key]
         keys, required = schema["properties"], set(schema.get("required", ()))
-    rows = [f"| `{key}` | {_default(one, key in required)} | {_meaning(one)} |" for key, one in keys.items()]
+    rows = [
+        f"| `{key}` | {_default(one, key in required)} | {_meaning(one)} |"
+        for key, one in keys.items()
+    ]
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows, ""])
 
 

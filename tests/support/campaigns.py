@@ -1,4 +1,6 @@
-"""Small campaigns for tests of the driver: values, files, drivers as child processes, and what they leave behind."""
+"""Small campaigns for tests of the driver: values, files, drivers as child processes, and what they
+leave behind.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,24 @@ WIDE: Table = {
 
 
 def tiny(**sections: Table) -> Table:
-    """A campaign table: 2 layers of width 64 on 2 CPU ranks, nine legal recipes, unless sections are changed."""
+    """A campaign table: 2 layers of width 64 on 2 CPU ranks, nine legal recipes, unless sections
+    are changed.
+    """
     table: Table = {
         "name": "tiny",
         "model": {"layers": 2, "hidden": 64, "heads": 4, "vocabulary": 257},
-        "cluster": {"device": "test-cpu", "backend": "cpu", "devices_per_node": 2, "memory_gib_per_device": 2.0},
+        "cluster": {
+            "device": "test-cpu",
+            "backend": "cpu",
+            "devices_per_node": 2,
+            "memory_gib_per_device": 2.0,
+        },
         "problem": {"sequence_length": 32, "global_batch": 8, "precision": "fp32"},
-        "space": {"tensor_parallel": [1, 2], "pipeline_parallel": [1, 2], "micro_batch_seqs": [1, 2, 4]},
+        "space": {
+            "tensor_parallel": [1, 2],
+            "pipeline_parallel": [1, 2],
+            "micro_batch_seqs": [1, 2, 4],
+        },
         "search": {"strategy": "random", "seed": 3},
         "budget": {},
         "probe": {"warm_up_steps": 1, "measured_steps": 2, "deadline_s": 60, "step_deadline_s": 30}
@@ -71,7 +84,11 @@ def setup_of(folder: Path, **sections: Table) -> ProbeSetup:
     """What the probes of such a campaign share, with `folder` for their files."""
     spec = spec_of(tiny(**sections))
     return ProbeSetup(
-        problem=spec.problem, probe=spec.probe, data=DataSettings(), work_folder=folder, seed=spec.search.seed
+        problem=spec.problem,
+        probe=spec.probe,
+        data=DataSettings(),
+        work_folder=folder,
+        seed=spec.search.seed,
     )
 
 
@@ -81,7 +98,9 @@ def tiny_recipe(**changes: Any) -> Recipe:
 
 
 def order(setup: ProbeSetup, recipe: Recipe | None = None, token: str = "00001.1") -> ProbeOrder:
-    return ProbeOrder(token=token, recipe=recipe or tiny_recipe(), run_folder=setup.work_folder / token)
+    return ProbeOrder(
+        token=token, recipe=recipe or tiny_recipe(), run_folder=setup.work_folder / token
+    )
 
 
 def write_toml(path: Path, table: Table) -> Path:
@@ -116,21 +135,35 @@ def metrics(folder: Path) -> list[dict[str, str]]:
 
 
 def assert_same_rows(mine: list[dict[str, str]], theirs: list[dict[str, str]], steps: int) -> None:
-    """Each step once, with the losses of the other run; fp32 on the same machine leaves no room for more."""
+    """Each step once, with the losses of the other run; fp32 on the same machine leaves no room for
+    more.
+    """
     assert [row["step"] for row in mine] == [str(step) for step in range(1, steps + 1)]
     for column in ("loss", "learning_rate", "gradient_norm"):
-        assert [float(row[column]) for row in mine] == pytest.approx([float(row[column]) for row in theirs], rel=1e-6)
-    assert float(mine[-1]["evaluation_loss"]) == pytest.approx(float(theirs[-1]["evaluation_loss"]), rel=1e-6)
+        assert [float(row[column]) for row in mine] == pytest.approx(
+            [float(row[column]) for row in theirs], rel=1e-6
+        )
+    assert float(mine[-1]["evaluation_loss"]) == pytest.approx(
+        float(theirs[-1]["evaluation_loss"]), rel=1e-6
+    )
 
 
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "frontrunner.cli", *arguments]
 
 
-def frontrunner(*arguments: str, cwd: Path, timeout_s: float = 400) -> subprocess.CompletedProcess[str]:
+def frontrunner(
+    *arguments: str, cwd: Path, timeout_s: float = 400
+) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end."""
     return subprocess.run(
-        command(*arguments), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout_s, check=False
+        command(*arguments),
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
     )
 
 
@@ -164,7 +197,9 @@ def environment() -> dict[str, str]:
 def started(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
     """A command under way; killed at the end where it still runs."""
     with (cwd / "stdout").open("w") as out, (cwd / "stderr").open("w") as err:
-        process = subprocess.Popen(command(*arguments), cwd=cwd, env=environment(), stdout=out, stderr=err, text=True)
+        process = subprocess.Popen(
+            command(*arguments), cwd=cwd, env=environment(), stdout=out, stderr=err, text=True
+        )
     try:
         yield process
     finally:
@@ -185,17 +220,26 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 120.0, pause_s: fl
 def is_alive(process: psutil.Process) -> bool:
     """Whether a process runs; one that waits for its parent to hear of its end does not."""
     try:
-        return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        return process.is_running() and process.status() not in (
+            psutil.STATUS_ZOMBIE,
+            psutil.STATUS_DEAD,
+        )
     except psutil.NoSuchProcess:
         return False
 
 
 def marked(variable: str, value: str) -> list[psutil.Process]:
-    """The live processes that carry an environment variable with this value, except the test's own."""
+    """The live processes that carry an environment variable with this value, except the test's
+    own.
+    """
     found = []
     for process in psutil.process_iter():
         try:
-            if is_alive(process) and process.pid != os.getpid() and process.environ().get(variable) == value:
+            if (
+                is_alive(process)
+                and process.pid != os.getpid()
+                and process.environ().get(variable) == value
+            ):
                 found.append(process)
         except psutil.Error:
             continue
@@ -210,7 +254,9 @@ def processes_of(driver_pid: int) -> list[psutil.Process]:
 def ranks_of(driver_pid: int) -> list[psutil.Process]:
     """The ranks alone: what the fork server has forked, in rank order."""
     processes = {process.pid: process for process in processes_of(driver_pid)}
-    return sorted((p for p in processes.values() if p.ppid() in processes), key=lambda process: process.pid)
+    return sorted(
+        (p for p in processes.values() if p.ppid() in processes), key=lambda process: process.pid
+    )
 
 
 def steps_written(folder: Path) -> int:

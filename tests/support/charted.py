@@ -23,12 +23,16 @@ GIB = 2**30
 
 
 def spec(**sections: Any) -> CampaignSpec:
-    """`tiny` with the peak of its devices, sections changed and a folder for files that nobody writes."""
+    """`tiny` with the peak of its devices, sections changed and a folder for files that nobody
+    writes.
+    """
     cluster = {"peak_tflops": {"fp32": 0.1}} | sections.get("cluster", {})
     return spec_of(tiny(**sections | {"cluster": cluster}), Path("/runs"))
 
 
-def measured(tokens_per_s: float, memory_gib: float = 0.5, *, steps: Sequence[float] = (1.0, 1.0, 1.0)) -> Measurement:
+def measured(
+    tokens_per_s: float, memory_gib: float = 0.5, *, steps: Sequence[float] = (1.0, 1.0, 1.0)
+) -> Measurement:
     return Measurement(
         step_times_s=tuple(steps),
         tokens_per_step=256,
@@ -49,9 +53,13 @@ def failed(kind: FailureKind = FailureKind.OUT_OF_MEMORY, **more: Any) -> Failur
 
 
 def recorded(
-    path: Path, campaign: CampaignSpec, outcomes: Sequence[tuple[Recipe, Sequence[Measurement | Failure]]]
+    path: Path,
+    campaign: CampaignSpec,
+    outcomes: Sequence[tuple[Recipe, Sequence[Measurement | Failure]]],
 ) -> Collected:
-    """Record one trial per recipe, whose last outcome is final, in a store at `path`; return the data of its charts."""
+    """Record one trial per recipe, whose last outcome is final, in a store at `path`; return the
+    data of its charts.
+    """
     survey = campaign.space.survey(campaign.problem)
     with open_store(str(path)) as store:
         made = store.create_campaign(
@@ -73,4 +81,7 @@ def recorded(
 
 def renamed(campaign: CampaignSpec, model: str) -> CampaignSpec:
     """The campaign with another name of its model."""
-    return replace(campaign, problem=replace(campaign.problem, model=replace(campaign.problem.model, name=model)))
+    return replace(
+        campaign,
+        problem=replace(campaign.problem, model=replace(campaign.problem.model, name=model)),
+    )

@@ -38,8 +38,12 @@ def ranks_below(pid: int, count: int) -> list[psutil.Process]:
 
 
 def ranks_of_cluster(slurm_conf: str) -> list[psutil.Process]:
-    """The ranks that run on a Slurm cluster, by the file that its steps carry in their environment."""
-    return [process for process in marked("SLURM_CONF", slurm_conf) if RANK_MODULE in process.cmdline()]
+    """The ranks that run on a Slurm cluster, by the file that its steps carry in their
+    environment.
+    """
+    return [
+        process for process in marked("SLURM_CONF", slurm_conf) if RANK_MODULE in process.cmdline()
+    ]
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""Generate the reference of docs/commands.md: python tests/support/command_reference.py docs/commands.md."""
+"""Generate the reference of docs/commands.md: python tests/support/command_reference.py
+docs/commands.md.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def reference() -> str:
 
 def _described(name: str, command: click.Command) -> Iterator[str]:
     context = click.Context(command, info_name=name)
-    usage = " ".join([name, *(word for word in command.collect_usage_pieces(context) if word != "[OPTIONS]")])
+    usage = " ".join(
+        [name, *(word for word in command.collect_usage_pieces(context) if word != "[OPTIONS]")]
+    )
     text = inspect.cleandoc(command.help or "").partition("\b")[0].strip()
     yield f"### `{usage}`\n\n{text}\n"
     options = [p for p in command.params if isinstance(p, click.Option)]
@@ -45,7 +49,9 @@ def _described(name: str, command: click.Command) -> Iterator[str]:
 
 
 def _row(option: click.Option, context: click.Context) -> str:
-    names, meaning = (part.replace("|", "\\|") for part in option.get_help_record(context) or ("", ""))
+    names, meaning = (
+        part.replace("|", "\\|") for part in option.get_help_record(context) or ("", "")
+    )
     return f"| `{names}` | {meaning} |"
 
 

@@ -1,4 +1,6 @@
-"""Short commands of the command line, each in a process of its own, which is forked from one that is warm."""
+"""Short commands of the command line, each in a process of its own, which is forked from one that
+is warm.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from pathlib import Path
 
 
 class WarmCommandLine:
-    """A process that has imported the command line and forks one command after another: see `forked_commands`."""
+    """A process that has imported the command line and forks one command after another: see
+    `forked_commands`.
+    """
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -30,11 +34,19 @@ class WarmCommandLine:
         """Run a command to its end, with these environment variables and no others."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        order = {"arguments": arguments, "cwd": str(cwd), "environment": dict(environment), "folder": self._folder.name}
+        order = {
+            "arguments": arguments,
+            "cwd": str(cwd),
+            "environment": dict(environment),
+            "folder": self._folder.name,
+        }
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         status = int(self._process.stdout.readline())
-        said = [(Path(self._folder.name) / name).read_text(encoding="utf-8") for name in ("stdout", "stderr")]
+        said = [
+            (Path(self._folder.name) / name).read_text(encoding="utf-8")
+            for name in ("stdout", "stderr")
+        ]
         return subprocess.CompletedProcess(("frontrunner", *arguments), status, *said)
 
     def close(self) -> None:

@@ -1,8 +1,10 @@
-"""Few rows of many that hold every pair of values that any row holds: pairwise testing, for rows with rules.
+"""Few rows of many that hold every pair of values that any row holds: pairwise testing, for rows
+with rules.
 
-Most faults of combinations need no more than two values to meet (Kuhn, Wallace and Gallo, IEEE TSE 30(6), 2004).
-Generators of such rows take the factors and a rule that refuses rows, and cannot know which pairs the rule leaves
-possible. Here the rows that the rules allow are all there already, so that what can be covered is covered.
+Most faults of combinations need no more than two values to meet (Kuhn, Wallace and Gallo, IEEE TSE
+30(6), 2004). Generators of such rows take the factors and a rule that refuses rows, and cannot know
+which pairs the rule leaves possible. Here the rows that the rules allow are all there already, so
+that what can be covered is covered.
 """
 
 import itertools
@@ -20,8 +22,9 @@ def pairs_of(row: Row) -> tuple[Pair, ...]:
 def covering(rows: Sequence[Row], *, covered: Iterable[Row] = ()) -> list[int]:
     """The positions of the chosen rows, in the order of choice.
 
-    Together with the rows in `covered` they hold every pair that one of `rows` holds. Greedy: the next is the row with
-    the most new pairs, the first of equals, so that the same rows give the same choice.
+    Together with the rows in `covered` they hold every pair that one of `rows` holds. Greedy: the
+    next is the row with the most new pairs, the first of equals, so that the same rows give the
+    same choice.
     """
     numbers: dict[Pair, int] = {}
     for row in rows:

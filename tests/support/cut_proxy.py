@@ -1,4 +1,6 @@
-"""A socket between a client and a PostgreSQL server that loses the answer to a commit, as a broken network does."""
+"""A socket between a client and a PostgreSQL server that loses the answer to a commit, as a broken
+network does.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ COMMIT = b"COMMIT\x00"
 
 
 class Proxy:
-    """Passes everything on, but once `cut_next_commit` is set delivers a commit to the server and not its answer."""
+    """Passes everything on, but once `cut_next_commit` is set delivers a commit to the server and
+    not its answer.
+    """
 
     def __init__(self, listening: socket.socket, server: Path) -> None:
         self.cut_next_commit = False

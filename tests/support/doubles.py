@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 
 
-def register(monkeypatch: pytest.MonkeyPatch, registry: dict[str, str], name: str, make: Any) -> None:
-    """Have the registry's `name` mean `make`, in a module that was never a file, until the test is over."""
+def register(
+    monkeypatch: pytest.MonkeyPatch, registry: dict[str, str], name: str, make: Any
+) -> None:
+    """Have the registry's `name` mean `make`, in a module that was never a file, until the test is
+    over.
+    """
     module = ModuleType(f"doubles_of_{name}")
     vars(module)["make"] = make
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -1,4 +1,6 @@
-"""Drivers in the test's own process: campaigns in one store, a scripted evaluator, a listener that records."""
+"""Drivers in the test's own process: campaigns in one store, a scripted evaluator, a listener that
+records.
+"""
 
 import time
 from collections import Counter
@@ -31,15 +33,24 @@ class Campaigns:
         self.store = store
         self.folder = folder
 
-    def create(self, evaluator: str = "simulated", **sections: Table) -> tuple[Campaign, CampaignSpec]:
+    def create(
+        self, evaluator: str = "simulated", **sections: Table
+    ) -> tuple[Campaign, CampaignSpec]:
         spec = spec_of(tiny(evaluator=evaluator, **sections), self.folder)
         record = self.store.create_campaign(
-            name=spec.name, spec_json=dump_json(spec), legal_recipes=LEGAL, problem_summary=problem_summary(spec)
+            name=spec.name,
+            spec_json=dump_json(spec),
+            legal_recipes=LEGAL,
+            problem_summary=problem_summary(spec),
         )
         return record, spec
 
     def driver(
-        self, record: Campaign, spec: CampaignSpec, listener: Any = None, asked: Sequence[Recipe] = ()
+        self,
+        record: Campaign,
+        spec: CampaignSpec,
+        listener: Any = None,
+        asked: Sequence[Recipe] = (),
     ) -> Driver:
         current = self.store.campaign(record.name)
         return Driver(store=self.store, campaign=current, spec=spec, listener=listener, asked=asked)
@@ -91,7 +102,11 @@ class Scripted(Simulated):
 
 def failure(kind: FailureKind, node_seconds: float = 1.0) -> Failure:
     return Failure(
-        kind=kind, message=f"scripted {kind}", log_tail="the tail", log_path="a.log", node_seconds=node_seconds
+        kind=kind,
+        message=f"scripted {kind}",
+        log_tail="the tail",
+        log_path="a.log",
+        node_seconds=node_seconds,
     )
 
 

@@ -1,7 +1,9 @@
-"""A batch system with PBS's commands, for tests: `qsub` runs the script as a child of its own, at once.
+"""A batch system with PBS's commands, for tests: `qsub` runs the script as a child of its own, at
+once.
 
-Installed under the names qsub, qstat and qdel into a folder that a test puts on the PATH. Jobs live in the folder that
-FAKE_PBS names: N.json says what process group a job is, N.exit its exit status once it has ended.
+Installed under the names qsub, qstat and qdel into a folder that a test puts on the PATH. Jobs live
+in the folder that FAKE_PBS names: N.json says what process group a job is, N.exit its exit status
+once it has ended.
 """
 
 from __future__ import annotations
@@ -26,13 +28,20 @@ def install(folder: Path) -> dict[str, str]:
     commands.mkdir(parents=True)
     for name in NAMES:
         script = commands / name
-        script.write_text(f"#!{sys.executable}\n" + Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
+        script.write_text(
+            f"#!{sys.executable}\n" + Path(__file__).read_text(encoding="utf-8"), encoding="utf-8"
+        )
         script.chmod(0o755)
-    return {"FAKE_PBS": str(folder), "PATH": f"{commands}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+    return {
+        "FAKE_PBS": str(folder),
+        "PATH": f"{commands}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+    }
 
 
 def qsub(folder: Path, arguments: list[str]) -> None:
-    """Start a script on as many nodes as it selects, each named once for each of two slots, as PBS does."""
+    """Start a script on as many nodes as it selects, each named once for each of two slots, as PBS
+    does.
+    """
     queue = arguments[arguments.index("-q") + 1] if "-q" in arguments else "default"
     if queue == "closed":
         sys.exit("qsub: Queue is not enabled MSG=queue is disabled: closed")
@@ -70,7 +79,10 @@ def qstat(folder: Path, arguments: list[str]) -> None:
         jobs[job] = {"job_state": "F" if ended.exists() else "Q" if waits else "R"}
         if ended.exists():
             status = int(ended.read_text())
-            jobs[job] |= {"Exit_status": status, "comment": "ended by qdel" if status == SIGTERM_STATUS else "ended"}
+            jobs[job] |= {
+                "Exit_status": status,
+                "comment": "ended by qdel" if status == SIGTERM_STATUS else "ended",
+            }
     print(json.dumps({"Jobs": jobs}))  # noqa: T201
 
 
@@ -86,4 +98,6 @@ def qdel(folder: Path, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__" and shutil.which("bash"):
-    {"qsub": qsub, "qstat": qstat, "qdel": qdel}[Path(sys.argv[0]).name](Path(os.environ["FAKE_PBS"]), sys.argv[1:])
+    {"qsub": qsub, "qstat": qstat, "qdel": qdel}[Path(sys.argv[0]).name](
+        Path(os.environ["FAKE_PBS"]), sys.argv[1:]
+    )

@@ -1,4 +1,5 @@
-"""A trainer of another kind, for tests of the command evaluator: it trains nothing and prints a log as trainers do.
+"""A trainer of another kind, for tests of the command evaluator: it trains nothing and prints a log
+as trainers do.
 
     fake_trainer.py BEHAVIOUR --micro-batch N --steps N
 
@@ -29,7 +30,9 @@ def main() -> None:
     if behave == "no-memory":
         raise RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB")
     if behave == "leaves-ranks":  # as torchrun does: ranks in sessions of their own
-        rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        rank = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
+        )
         Path("rank.pid").write_text(str(rank.pid))
     if behave == "says-another-batch":
         print(f"configured micro batch {given.micro_batch + 3}")
@@ -52,7 +55,9 @@ def main() -> None:
 
 
 def stand_still(*, awake: bool) -> None:
-    """Do no further step: asleep, or in a loop without an end that hears no signal that can be ignored."""
+    """Do no further step: asleep, or in a loop without an end that hears no signal that can be
+    ignored.
+    """
     if not awake:
         time.sleep(600)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,6 @@
-"""A forecaster for tests of the driver: a fixed order of recipes, with wishes and forecasts from the test."""
+"""A forecaster for tests of the driver: a fixed order of recipes, with wishes and forecasts from
+the test.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from frontrunner.spaces.recipe import Recipe
 
 
 class Forecaster(Listed):
-    """Proposes in order, hears everything, and asks the test what to wish for and what to expect."""
+    """Proposes in order, hears everything, and asks the test what to wish for and what to
+    expect.
+    """
 
     def __init__(
         self,
@@ -46,7 +50,9 @@ class Forecaster(Listed):
         raise NotImplementedError
 
     def times_measured(self, recipe: Recipe) -> int:
-        return sum(told.recipe == recipe and isinstance(told.outcome, Measurement) for told in self.heard)
+        return sum(
+            told.recipe == recipe and isinstance(told.outcome, Measurement) for told in self.heard
+        )
 
 
 def measured_twice(recipe: Recipe) -> Callable[[Forecaster], Recipe | None]:

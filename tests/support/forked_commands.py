@@ -1,7 +1,8 @@
-"""The warm parent of the command line's tests, a program: it forks a process for each command, as a shell starts one.
+"""The warm parent of the command line's tests, a program: it forks a process for each command, as a
+shell starts one.
 
-Each order is a JSON line on stdin; the answer is a line with the command's exit status. What commands import
-first is here already: most of what a short one costs.
+Each order is a JSON line on stdin; the answer is a line with the command's exit status. What
+commands import first is here already: most of what a short one costs.
 """
 
 import json
@@ -32,7 +33,9 @@ def _become(order: dict[str, Any]) -> None:
     sys.argv = ["frontrunner", *order["arguments"]]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(Path(order["folder"]) / name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
+        os.dup2(
+            os.open(Path(order["folder"]) / name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number
+        )
 
 
 def _serve() -> None:

@@ -1,7 +1,7 @@
 """The warm parent of the trainer's tests, a program: it forks the ranks of one job after another.
 
-Its argument is the engine to import. Each order is a JSON line on stdin; the answer is a JSON line with the ranks'
-exit statuses.
+Its argument is the engine to import. Each order is a JSON line on stdin; the answer is a JSON line
+with the ranks' exit statuses.
 """
 
 import contextlib
@@ -24,11 +24,13 @@ from support.looks import LOOKS
 
 
 class _CollectiveCounter(TorchDispatchMode):
-    """Counts the collective operators that pass through torch's dispatcher, and what some of them receive.
+    """Counts the collective operators that pass through torch's dispatcher, and what some of them
+    receive.
 
-    `received` maps an operator and the ranks of its group, as in `_allgather_base_ 0,1`, to the bytes that this rank
-    gets from the others at the least: all of a gathered tensor but its own part, for a reduce-scatter the partial
-    sums, as large as what it does not keep, and of an all-to-all all but the part that stays.
+    `received` maps an operator and the ranks of its group, as in `_allgather_base_ 0,1`, to the
+    bytes that this rank gets from the others at the least: all of a gathered tensor but its own
+    part, for a reduce-scatter the partial sums, as large as what it does not keep, and of an
+    all-to-all all but the part that stays.
     """
 
     def __init__(self) -> None:
@@ -43,7 +45,9 @@ class _CollectiveCounter(TorchDispatchMode):
             if name in {"_allgather_base_", "_reduce_scatter_base_"}:
                 output, sent, group = args[:3]
                 ranks = dist.get_process_group_ranks(dist.ProcessGroup.unbox(group))
-                self.received[f"{name} {','.join(map(str, ranks))}"] += abs(output.nbytes - sent.nbytes)
+                self.received[f"{name} {','.join(map(str, ranks))}"] += abs(
+                    output.nbytes - sent.nbytes
+                )
             if name == "all_to_all_single":
                 sent, parts = args[:2]
                 self.received[name] += sent.nbytes - sent.nbytes // len(parts)
@@ -51,7 +55,9 @@ class _CollectiveCounter(TorchDispatchMode):
 
 
 def _run_forked(order: dict[str, Any]) -> list[int]:
-    """Fork the job's ranks and wait; where one dies the others are killed, since they would wait for it."""
+    """Fork the job's ranks and wait; where one dies the others are killed, since they would wait
+    for it.
+    """
     job = Job.from_json(Path(order["job"]).read_text(encoding="utf-8"))
     world_size = job.recipe.devices
     rendezvous = Path(job.run_folder) / f"rendezvous-{os.getpid()}"
@@ -97,13 +103,20 @@ def _look(job: Job, rank: int, rendezvous: Path, look: str) -> NoReturn:
 
 
 def _be_rank(job: Job, rank: int, rendezvous: Path, *, counting: bool) -> None:
-    """Run one rank in this forked process; where asked, leave its counts in `rank-N.collectives.json`.
+    """Run one rank in this forked process; where asked, leave its counts in
+    `rank-N.collectives.json`.
 
     What it received is left in `rank-N.bytes.json`.
     """
     counter = _CollectiveCounter()
     with counter if counting else contextlib.nullcontext():
-        run_rank(job, rank=rank, world_size=job.recipe.devices, init_method=f"file://{rendezvous}", local_rank=rank)
+        run_rank(
+            job,
+            rank=rank,
+            world_size=job.recipe.devices,
+            init_method=f"file://{rendezvous}",
+            local_rank=rank,
+        )
     (Path(job.run_folder) / f"rank-{rank}.collectives.json").write_text(json.dumps(counter.counts))
     (Path(job.run_folder) / f"rank-{rank}.bytes.json").write_text(json.dumps(counter.received))
     sys.stdout.flush()

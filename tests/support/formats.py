@@ -29,35 +29,73 @@ MODEL_KEYS = {one.name for one in fields(Model)}
 
 
 def problem(**changes: Any) -> Problem:
-    """A small Llama on 4 nodes of 4 devices; `changes` are fields of the model, the cluster or the problem."""
-    model = {"name": "small", "layers": 12, "hidden": 256, "heads": 8, "kv_heads": 4, "ffn_hidden": 512}
-    model |= {"vocabulary": 1000, "activation": "swiglu", "norm": "rmsnorm", "experts": 0, "experts_per_token": 0}
-    model |= {"renormalized_experts": True, "max_positions": None, **dict.fromkeys(changes.keys() & MODEL_KEYS)}
-    cluster = {"name": "test", "device": "test", "backend": "cuda", "nodes": 4, "devices_per_node": 4}
+    """A small Llama on 4 nodes of 4 devices; `changes` are fields of the model, the cluster or the
+    problem.
+    """
+    model = {
+        "name": "small",
+        "layers": 12,
+        "hidden": 256,
+        "heads": 8,
+        "kv_heads": 4,
+        "ffn_hidden": 512,
+    }
+    model |= {
+        "vocabulary": 1000,
+        "activation": "swiglu",
+        "norm": "rmsnorm",
+        "experts": 0,
+        "experts_per_token": 0,
+    }
+    model |= {
+        "renormalized_experts": True,
+        "max_positions": None,
+        **dict.fromkeys(changes.keys() & MODEL_KEYS),
+    }
+    cluster = {
+        "name": "test",
+        "device": "test",
+        "backend": "cuda",
+        "nodes": 4,
+        "devices_per_node": 4,
+    }
     cluster |= {"memory_gib_per_device": 16.0, "nvme_path": "/fast"}
     fields: dict[str, Any] = {"sequence_length": 256, "precision": "bf16"}
     for key, value in changes.items():
-        next(table for table in (model, cluster, fields) if key in table or table is fields)[key] = value
+        next(table for table in (model, cluster, fields) if key in table or table is fields)[
+            key
+        ] = value
     return Problem(
-        model=Model(**model), cluster=Cluster(**cluster), global_batch=GlobalBatch(minimum=1, maximum=4096), **fields
+        model=Model(**model),
+        cluster=Cluster(**cluster),
+        global_batch=GlobalBatch(minimum=1, maximum=4096),
+        **fields,
     )
 
 
 def deepseek() -> Problem:
-    """A small model of DeepSeek-V3's form: latent attention, shared experts, a dense layer, groups, a bias."""
+    """A small model of DeepSeek-V3's form: latent attention, shared experts, a dense layer, groups,
+    a bias.
+    """
     return problem(
-        kv_heads=8, head_width=32, key_value_rank=64, query_rank=96, rotary_width=16, value_width=48, experts=8,
-        experts_per_token=4, shared_experts=1, dense_layers=1, dense_ffn_hidden=1024, router="sigmoid", router_groups=4,
+        kv_heads=8, head_width=32, key_value_rank=64, query_rank=96, rotary_width=16,
+        value_width=48, experts=8,
+        experts_per_token=4, shared_experts=1, dense_layers=1, dense_ffn_hidden=1024,
+        router="sigmoid", router_groups=4,
         router_groups_kept=2, routed_scale=2.5, balancing="bias",
-        rotary_scaling=RotaryScaling(kind="yarn", factor=40.0, original_positions=4096, attention_factor=1.0,
+        rotary_scaling=RotaryScaling(kind="yarn", factor=40.0, original_positions=4096,
+            attention_factor=1.0,
                                      score_factor=1.873854207093),
     )  # fmt: skip
 
 
 def gpt_oss() -> Problem:
-    """A small model of gpt-oss's form, without its rotary scaling: windows, sinks, biases and a clamped activation."""
+    """A small model of gpt-oss's form, without its rotary scaling: windows, sinks, biases and a
+    clamped activation.
+    """
     return problem(
-        activation="swiglu_clamped", biases="all", attention_window=128, full_attention_every=2, attention_sinks=True,
+        activation="swiglu_clamped", biases="all", attention_window=128, full_attention_every=2,
+        attention_sinks=True,
         experts=8, experts_per_token=2,
     )  # fmt: skip
 
@@ -67,10 +105,19 @@ def recipes(draw: Callable[[Any], Any], of: Problem) -> Recipe:
     """A random legal recipe that uses whole nodes or a part of one."""
     powers = st.sampled_from([1, 1, 2, 4])
     tp, pp, cp, dp = draw(powers), draw(powers), draw(powers), draw(powers)
-    schedule = "none" if pp == 1 else draw(st.sampled_from([word for word in SCHEDULES if word != "none"]))
+    schedule = (
+        "none" if pp == 1 else draw(st.sampled_from([word for word in SCHEDULES if word != "none"]))
+    )
     virtual = draw(st.sampled_from([2, 2, 3])) if schedule in LOOPED_SCHEDULES else 1
     copies, has_experts = dp * cp, of.model.experts > 0
-    names = ["none", "zero-1", "zero-1", "zero-2", "zero-3", *(f"hybrid-{k}" for k in (2, 4) if copies % k == 0)]
+    names = [
+        "none",
+        "zero-1",
+        "zero-1",
+        "zero-2",
+        "zero-3",
+        *(f"hybrid-{k}" for k in (2, 4) if copies % k == 0),
+    ]
     found = Recipe(
         engine="torch" if has_experts else draw(st.sampled_from(ENGINES)),
         devices=tp * pp * cp * dp,

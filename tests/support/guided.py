@@ -7,13 +7,21 @@ from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.space import Space
 
-MODEL = Model(name="m", layers=16, hidden=2048, heads=16, kv_heads=16, ffn_hidden=8192, vocabulary=32000)
+MODEL = Model(
+    name="m", layers=16, hidden=2048, heads=16, kv_heads=16, ffn_hidden=8192, vocabulary=32000
+)
 CLUSTER = Cluster(
-    name="c", device="a100-80gb", backend="cuda", nodes=2, devices_per_node=8, memory_gib_per_device=24,
+    name="c", device="a100-80gb", backend="cuda", nodes=2, devices_per_node=8,
+    memory_gib_per_device=24,
     memory_gb_per_s=2039, peak_tflops=ByPrecision(bf16=312), matmul_share=0.86, compute_units=108,
     links=Links(node_gb_per_s=300, nic_gb_per_s=25, nics_per_node=8),
 )  # fmt: skip
-PROBLEM = Problem(model=MODEL, cluster=CLUSTER, sequence_length=2048, global_batch=GlobalBatch(minimum=64, maximum=64))
+PROBLEM = Problem(
+    model=MODEL,
+    cluster=CLUSTER,
+    sequence_length=2048,
+    global_batch=GlobalBatch(minimum=64, maximum=64),
+)
 SPACE = Space(
     tensor_parallel=(1, 2, 4, 8),
     pipeline_parallel=(1, 2, 4),

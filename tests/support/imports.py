@@ -24,7 +24,9 @@ HEADER = {
     "precision": "bf16",
     "attention_kernel": "flash",
 }
-"""What all rows have in common: steps of 131,072 tokens on 8 A100, which take 0.3 s at the devices' peak."""
+"""What all rows have in common: steps of 131,072 tokens on 8 A100, which take 0.3 s at the devices'
+peak.
+"""
 
 
 def row(tp: int, mbs: int, step_time_s: float | str | None, **changes: Any) -> dict[str, Any]:
@@ -33,7 +35,13 @@ def row(tp: int, mbs: int, step_time_s: float | str | None, **changes: Any) -> d
     return HEADER | {"tp": tp, "mbs": mbs, "step_time_s": step_time_s, "status": status} | changes
 
 
-ROWS = (row(1, 1, 0.9), row(1, 2, 0.8, peak_mem_gb=31.5), row(1, 8, None), row(2, 1, 1.2), row(2, 2, 1.1))
+ROWS = (
+    row(1, 1, 0.9),
+    row(1, 2, 0.8, peak_mem_gb=31.5),
+    row(1, 8, None),
+    row(2, 1, 1.2),
+    row(2, 2, 1.1),
+)
 """Four measured and one that ran out of memory."""
 
 

@@ -1,6 +1,8 @@
-"""A trainer whose ranks meet by torch's variables and reduce a number per step; the last rank prints a line per step.
+"""A trainer whose ranks meet by torch's variables and reduce a number per step; the last rank
+prints a line per step.
 
-It is started once per rank, leaves a process in a session of its own, and ends by itself with `--ends` alone.
+It is started once per rank, leaves a process in a session of its own, and ends by itself with
+`--ends` alone.
 """
 
 import argparse
@@ -23,8 +25,11 @@ def main() -> None:
     given = parser.parse_args()
     assert given.node_rank == os.environ["NODE_RANK"], "the same field in an argument"
     dist.init_process_group("gloo")
-    # What launchers do: a process in a session of its own, which no signal to a process group reaches.
-    subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
+    # What launchers do: a process in a session of its own, which no signal to a process group
+    # reaches.
+    subprocess.Popen(
+        [sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True
+    )
     rank, world = dist.get_rank(), dist.get_world_size()
     hosts = os.environ["FRONTRUNNER_NODE_LIST"]
     print(f"rank {rank} of {world} on node {given.node_rank} of {hosts}", flush=True)
@@ -35,7 +40,11 @@ def main() -> None:
         dist.all_reduce(total)
         time.sleep(0.02 * given.micro_batch)
         if rank == world - 1:
-            print(f"step {step}: {time.perf_counter() - began_s:.6f} s loss {total.item() / step:.4f}", flush=True)
+            print(
+                f"step {step}: {time.perf_counter() - began_s:.6f} s loss"
+                f" {total.item() / step:.4f}",
+                flush=True,
+            )
     if not given.ends:
         time.sleep(600)
 

@@ -1,4 +1,5 @@
-"""Drives a campaign of a store with a forecaster that wants one repeat, and dies of SIGKILL while that repeat runs.
+"""Drives a campaign of a store with a forecaster that wants one repeat, and dies of SIGKILL while
+that repeat runs.
 
 Usage: killed_in_a_repeat.py STORE CAMPAIGN
 """
@@ -37,7 +38,9 @@ class DiesInARepeat(Simulated):
 
 def main(url: str, name: str) -> None:
     module = ModuleType("test_doubles")
-    vars(module)["strategy"] = lambda survey, _: Forecaster(survey.recipes, wish=measured_twice(survey.recipes[0]))
+    vars(module)["strategy"] = lambda survey, _: Forecaster(
+        survey.recipes, wish=measured_twice(survey.recipes[0])
+    )
     vars(module)["evaluator"] = DiesInARepeat
     sys.modules[module.__name__] = module
     STRATEGIES["exhaustive"] = "test_doubles:strategy"

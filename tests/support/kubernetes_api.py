@@ -1,7 +1,9 @@
-"""What the interfaces of Kubernetes, JobSet and KubeRay require of our manifests: keys, types, words and bounds.
+"""What the interfaces of Kubernetes, JobSet and KubeRay require of our manifests: keys, types,
+words and bounds.
 
-It has the keys that our manifests use, and forbids others. From the documentation of core/v1 and batch/v1, of
-jobset.x-k8s.io/v1alpha2 (failure policies, with what its webhook checks of their names) and of ray.io/v1.
+It has the keys that our manifests use, and forbids others. From the documentation of core/v1 and
+batch/v1, of jobset.x-k8s.io/v1alpha2 (failure policies, with what its webhook checks of their
+names) and of ray.io/v1.
 """
 # ruff: noqa: N815 - fields are named as the documents' keys
 
@@ -12,8 +14,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 Label = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
-Quantity = Annotated[str, Field(pattern=r"^\d+(\.\d+)?([kMGTPE]i?|m)?$")] | Annotated[int, Field(ge=0)]
-ResourceName = Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[a-z0-9A-Z]([-\w.]*[a-z0-9A-Z])?$")]
+Quantity = (
+    Annotated[str, Field(pattern=r"^\d+(\.\d+)?([kMGTPE]i?|m)?$")] | Annotated[int, Field(ge=0)]
+)
+ResourceName = Annotated[
+    str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[a-z0-9A-Z]([-\w.]*[a-z0-9A-Z])?$")
+]
 ConfigKey = Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]
 Path = Annotated[str, Field(pattern=r"^/[^:]*$")]
 Count = Annotated[int, Field(ge=0)]
@@ -31,7 +37,9 @@ class OneOf(Strict):
     @model_validator(mode="after")
     def _has_one(self) -> OneOf:
         if len(self.model_fields_set - {"name"}) != 1:
-            raise ValueError(f"one of {sorted(type(self).model_fields.keys() - {'name'})} is required")
+            raise ValueError(
+                f"one of {sorted(type(self).model_fields.keys() - {'name'})} is required"
+            )
         return self
 
 
@@ -66,7 +74,10 @@ class Mount(Strict):
 
 class FieldPath(Strict):
     fieldPath: Annotated[
-        str, Field(pattern=r"^(metadata\.labels\['[a-z./-]+'\]|spec\.nodeName|metadata\.name|status\.(pod|host)IP)$")
+        str,
+        Field(
+            pattern=r"^(metadata\.labels\['[a-z./-]+'\]|spec\.nodeName|metadata\.name|status\.(pod|host)IP)$"
+        ),
     ]
 
 
@@ -164,7 +175,11 @@ class JobSetFailureRule(Strict):
     ]
     onJobFailureReasons: list[
         Literal[
-            "BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded", "PodFailurePolicy"
+            "BackoffLimitExceeded",
+            "DeadlineExceeded",
+            "FailedIndexes",
+            "MaxFailedIndexesExceeded",
+            "PodFailurePolicy",
         ]
     ] = []
 
@@ -194,7 +209,12 @@ class JobSet(Strict):
     @model_validator(mode="after")
     def _has_short_host_names(self) -> JobSet:
         for job in self.spec.replicatedJobs:  # Kubernetes makes labels of them
-            if len(f"{self.metadata.name}-{job.name}-{job.replicas}-{job.template.spec.completions}") > 63:
+            if (
+                len(
+                    f"{self.metadata.name}-{job.name}-{job.replicas}-{job.template.spec.completions}"
+                )
+                > 63
+            ):
                 raise ValueError("pods' host names are too long")
         return self
 
@@ -214,7 +234,8 @@ class ConfigMap(Strict):
 
 class ClaimSpec(Strict):
     accessModes: Annotated[
-        list[Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]], Field(min_length=1)
+        list[Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]],
+        Field(min_length=1),
     ]
     resources: Resources
 
@@ -282,5 +303,7 @@ _DOCUMENT: TypeAdapter[Any] = TypeAdapter(
 
 
 def require_valid(document: Any) -> None:
-    """Raise `ValidationError` where the API server, or a controller's webhook, would refuse a document."""
+    """Raise `ValidationError` where the API server, or a controller's webhook, would refuse a
+    document.
+    """
     _DOCUMENT.validate_python(document)

@@ -1,4 +1,5 @@
-"""A program that starts another, which leaves things behind, and prints what `benchmarks/chaos_leftovers.py` finds.
+"""A program that starts another, which leaves things behind, and prints what
+`benchmarks/chaos_leftovers.py` finds.
 
 python leaver.py TEMPORARY_FOLDER [process] [file] [memory] [others]
 """

@@ -12,9 +12,18 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 
 MODEL = Model(
-    name="toy", layers=12, hidden=192, heads=24, kv_heads=4, ffn_hidden=768, vocabulary=257, vocabulary_multiple=24
+    name="toy",
+    layers=12,
+    hidden=192,
+    heads=24,
+    kv_heads=4,
+    ffn_hidden=768,
+    vocabulary=257,
+    vocabulary_multiple=24,
 )
-CLUSTER = Cluster(name="c", device="d", backend="cuda", nodes=4, devices_per_node=4, memory_gib_per_device=1.0)
+CLUSTER = Cluster(
+    name="c", device="d", backend="cuda", nodes=4, devices_per_node=4, memory_gib_per_device=1.0
+)
 PROBLEM = Problem(
     model=MODEL,
     cluster=CLUSTER,
@@ -33,7 +42,9 @@ def recipe(**choices: Any) -> Recipe:
     if "accumulation" not in chosen:
         degrees = ("tensor_parallel", "pipeline_parallel", "context_parallel")
         devices_per_replica = math.prod(chosen.get(degree, 1) for degree in degrees)
-        chosen["accumulation"] = 64 // (chosen["micro_batch_seqs"] * (chosen["devices"] // devices_per_replica))
+        chosen["accumulation"] = 64 // (
+            chosen["micro_batch_seqs"] * (chosen["devices"] // devices_per_replica)
+        )
     if "schedule" not in chosen and chosen.get("pipeline_parallel", 1) > 1:
         chosen["schedule"] = "1f1b"
     return Recipe(**chosen)

@@ -1,4 +1,6 @@
-"""Limits that the kernel sets for real: small disks, and control groups that kill for memory or hold processes."""
+"""Limits that the kernel sets for real: small disks, and control groups that kill for memory or
+hold processes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 def small_disk(folder: Path, *, mib: int) -> Iterator[Path]:
     """A file system of its own in a new folder; skips the test where mounting is not permitted."""
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "none", str(folder)], check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "none", str(folder)], check=False
+    )
     if mounted.returncode:
         pytest.skip("mounting a file system is not permitted here")
     try:
@@ -39,7 +43,9 @@ def fill(disk: Path, *, leave_bytes: int = 0) -> Path:
 
 @contextmanager
 def control_group(kind: str, name: str) -> Iterator[Path]:
-    """A new control group of version 1; skips the test where none can be made. It must be empty in the end."""
+    """A new control group of version 1; skips the test where none can be made. It must be empty in
+    the end.
+    """
     group = CONTROL_GROUPS / kind / name
     if not (CONTROL_GROUPS / kind / "cgroup.procs").exists():
         pytest.skip(f"there are no control groups of kind {kind} here")
@@ -58,7 +64,9 @@ def control_group(kind: str, name: str) -> Iterator[Path]:
 
 @contextmanager
 def held_in_the_kernel(pid: int) -> Iterator[None]:
-    """A process that waits uninterruptibly in the kernel, so that not even SIGKILL ends it before this does."""
+    """A process that waits uninterruptibly in the kernel, so that not even SIGKILL ends it before
+    this does.
+    """
     with control_group("freezer", f"frontrunner-{pid}") as group:
         (group / "cgroup.procs").write_text(str(pid))
         (group / "freezer.state").write_text("FROZEN")

@@ -28,7 +28,13 @@ GIB = 2**30
 TABLE = {
     "evaluator": "probe",
     "model": {"name": "wide", "layers": 48, "hidden": 1024, "heads": 16, "vocabulary": 50257},
-    "cluster": {"device": "test", "backend": "cpu", "nodes": 4, "devices_per_node": 8, "memory_gib_per_device": 64.0},
+    "cluster": {
+        "device": "test",
+        "backend": "cpu",
+        "nodes": 4,
+        "devices_per_node": 8,
+        "memory_gib_per_device": 64.0,
+    },
     "problem": {"sequence_length": 1024, "global_batch": 64, "precision": "bf16"},
     "space": {
         "tensor_parallel": [1, 2, 4, 8],
@@ -38,15 +44,21 @@ TABLE = {
         "recompute": ["none", "full"],
     },
 }
-"""Five degrees of pipeline parallelism, four of tensor parallelism and four micro-batches; five knobs."""
+"""Five degrees of pipeline parallelism, four of tensor parallelism and four micro-batches; five
+knobs.
+"""
 
 
 def write_steps(folder: Path, steps: int) -> None:
     """Write what a probe's first rank has written after so many steps."""
     (folder / "job.json").write_text("{}", encoding="utf-8")
     events = [{"event": "built"}, *({"event": "step", "time_s": 1.5} for _ in range(steps))]
-    (folder / "progress.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in events), encoding="utf-8")
-    (folder / "rank-0.log").write_text("".join(f"rank 0 says {n}\n" for n in range(40 + steps)), encoding="utf-8")
+    (folder / "progress.jsonl").write_text(
+        "".join(f"{json.dumps(one)}\n" for one in events), encoding="utf-8"
+    )
+    (folder / "rank-0.log").write_text(
+        "".join(f"rank 0 says {n}\n" for n in range(40 + steps)), encoding="utf-8"
+    )
 
 
 @dataclass(kw_only=True)
@@ -70,7 +82,9 @@ class LiveCampaign:
         return self.done
 
     def begin(self, expected: Expected | None = None) -> Path:
-        """Start the next recipe's probe, chosen by a forecast where there is one, and return its run folder."""
+        """Start the next recipe's probe, chosen by a forecast where there is one, and return its
+        run folder.
+        """
         recipe = self.recipes[self.done]
         self.done += 1
         trial = self.writer.propose(recipe_id(self.spec.problem, recipe), recipe)
@@ -88,23 +102,38 @@ class LiveCampaign:
 
     def _outcome(self) -> Measurement | Failure:
         if self.done % 4 == 0:
-            message = f"rank 3 of 32 wanted 2.1 GiB more than the 64.0 GiB that a device has, with trial {self.done}"
-            return Failure(kind=FailureKind.OUT_OF_MEMORY, message=message, log_tail="the end\n" * 99)
+            message = (
+                "rank 3 of 32 wanted 2.1 GiB more than the 64.0 GiB that a device has, with trial"
+                f" {self.done}"
+            )
+            return Failure(
+                kind=FailureKind.OUT_OF_MEMORY, message=message, log_tail="the end\n" * 99
+            )
         step_s = 0.5 + self.done * 37 % 101 / 101
         return measurement((step_s, 1.02 * step_s), int(step_s * 30 * GIB))
 
 
 @contextmanager
 def driven(folder: Path, name: str, **sections: object) -> Iterator[LiveCampaign]:
-    """A campaign in the store of a folder; its lease is given back at the end, before others end what drives."""
-    spec = replace(parse_campaign(TABLE | sections, default_name=name, base=Path()).spec, run_root=str(folder / "runs"))
+    """A campaign in the store of a folder; its lease is given back at the end, before others end
+    what drives.
+    """
+    spec = replace(
+        parse_campaign(TABLE | sections, default_name=name, base=Path()).spec,
+        run_root=str(folder / "runs"),
+    )
     recipes = list(spec.survey().recipes)
     random.Random(3).shuffle(recipes)
     with open_store(str(folder / "store.db"), create=True) as store:
         campaign = store.create_campaign(
-            name=name, spec_json=dump_json(spec), legal_recipes=len(recipes), problem_summary={"model": "wide"}
+            name=name,
+            spec_json=dump_json(spec),
+            legal_recipes=len(recipes),
+            problem_summary={"model": "wide"},
         )
-        writer = store.drive(store.acquire_lease(campaign.id, host=socket.gethostname(), pid=os.getpid()))
+        writer = store.drive(
+            store.acquire_lease(campaign.id, host=socket.gethostname(), pid=os.getpid())
+        )
         writer.set_state(CampaignState.RUNNING, reason="")
         live = LiveCampaign(writer=writer, spec=spec, recipes=recipes)
         try:

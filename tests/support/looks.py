@@ -1,6 +1,7 @@
 """Ways to look at a job's ranks other than running its probe, for the warm parent.
 
-Each is called in a forked rank with the job, the rank and where to meet, and returns what can be written as JSON.
+Each is called in a forked rank with the job, the rank and where to meet, and returns what can be
+written as JSON.
 """
 
 import itertools
@@ -33,7 +34,9 @@ _LOOKED_AT_STEPS = 4
 
 
 class _NoModules(ModTracker):
-    """Follows no module: hooks on them refuse a model that runs more than once in a step, and pipelines."""
+    """Follows no module: hooks on them refuse a model that runs more than once in a step, and
+    pipelines.
+    """
 
     def __enter__(self) -> Self:
         return self
@@ -62,15 +65,21 @@ class _Totals(MemTracker):
 def _met(job: Job, rank: int, init_method: str) -> tuple[Layout, TokenFile]:
     """Meet the job's other ranks over gloo; return the layout and the data."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=job.recipe.devices)
-    data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
+    dist.init_process_group(
+        "gloo", init_method=init_method, rank=rank, world_size=job.recipe.devices
+    )
+    data = TokenFile(
+        job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed
+    )
     return make_layout(job.recipe, device_type="cpu"), data
 
 
 def peak_of_real_step(job: Job, rank: int, init_method: str) -> int:
-    """Be `rank` of the job over gloo for some steps; the least peak of its tensors after the first, in bytes.
+    """Be `rank` of the job over gloo for some steps; the least peak of its tensors after the first,
+    in bytes.
 
-    The least, since a thread of gloo may keep a collective's tensors for a moment after its end, in some steps only.
+    The least, since a thread of gloo may keep a collective's tensors for a moment after its end, in
+    some steps only.
     """
     layout, data = _met(job, rank, init_method)
     with _Totals() as tracker:
@@ -95,7 +104,9 @@ def dry_run(job: Job, rank: int, _: str) -> dict[str, Any]:
 
 
 def losses_in_8_bits(job: Job, rank: int, init_method: str) -> list[float]:
-    """Be `rank` of the job for its measured steps, with products of values that were rounded to 8 bits; its losses."""
+    """Be `rank` of the job for its measured steps, with products of values that were rounded to 8
+    bits; its losses.
+    """
     layout, data = _met(job, rank, init_method)
     torch_engine.multiply_in_8_bits = partial(torch_engine.multiply_in_8_bits, emulate=True)
     stepper = make_stepper(job, layout, data, _CPU)
@@ -109,7 +120,8 @@ def losses_in_8_bits(job: Job, rank: int, init_method: str) -> list[float]:
 def deepspeed_training(job: Job, rank: int, init_method: str) -> dict[str, list[float | None]]:
     """Be `rank` of a `training_job` of the DeepSpeed engine; its losses and gradient norms.
 
-    Leaves the whole weights and momentum of its stage in `rank-N.weights`: DeepSpeed's checkpoints have them in pieces.
+    Leaves the whole weights and momentum of its stage in `rank-N.weights`: DeepSpeed's checkpoints
+    have them in pieces.
     """
     from frontrunner.evaluators.trainer.deepspeed_engine import make_stepper
 
@@ -123,18 +135,27 @@ def deepspeed_training(job: Job, rank: int, init_method: str) -> dict[str, list[
     tensors = {}
     for its_name, parameter in stepper._engine.module.named_parameters():
         name = its_name.lstrip("0123456789.")  # those of a stage begin with its number
-        for kind, part in zip(("weights", "momentum"), _weight_and_momentum(stepper._engine, parameter), strict=True):
-            tensors[f"{kind} {name}"] = _whole(part, shapes[name], layout.mesh["tensor"].get_group())
+        for kind, part in zip(
+            ("weights", "momentum"), _weight_and_momentum(stepper._engine, parameter), strict=True
+        ):
+            tensors[f"{kind} {name}"] = _whole(
+                part, shapes[name], layout.mesh["tensor"].get_group()
+            )
     torch.save(tensors, Path(job.run_folder) / f"rank-{rank}.weights")
     dist.barrier()
-    return {"loss": [one.loss for one in outcomes], "gradient_norm": [one.gradient_norm for one in outcomes]}
+    return {
+        "loss": [one.loss for one in outcomes],
+        "gradient_norm": [one.gradient_norm for one in outcomes],
+    }
 
 
 def _weight_and_momentum(engine: Any, parameter: Any) -> tuple[Tensor, Tensor]:
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     if hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping"):  # under ZeRO
-        return safe_get_full_fp32_param(parameter), safe_get_full_optimizer_state(parameter, "momentum_buffer")
+        return safe_get_full_fp32_param(parameter), safe_get_full_optimizer_state(
+            parameter, "momentum_buffer"
+        )
     return parameter.detach(), engine.basic_optimizer.state[parameter]["momentum_buffer"]
 
 
@@ -147,9 +168,13 @@ def _whole(part: Tensor, shape: torch.Size, tensor_ranks: Any) -> Tensor:
 
 
 def first_weights(job: Job, rank: int, _: str) -> tuple[list[str], float]:
-    """The parameters of which `rank` has other first weights than the whole model, and the share of blocks it draws."""
+    """The parameters of which `rank` has other first weights than the whole model, and the share of
+    blocks it draws.
+    """
     model._BLOCK_ELEMENTS = 200  # 3 rows of 64
-    whole = model.Gpt(job.model, sequence_length=job.sequence_length, layers=range(job.model.layers))
+    whole = model.Gpt(
+        job.model, sequence_length=job.sequence_length, layers=range(job.model.layers)
+    )
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=job.recipe.devices)
     drawn = [0]
     plain = torch.Tensor.normal_
@@ -159,7 +184,9 @@ def first_weights(job: Job, rank: int, _: str) -> tuple[list[str], float]:
         return plain(*arguments, **options)
 
     torch.Tensor.normal_ = counting  # type: ignore[assignment]
-    (part,) = make_stepper(job, make_layout(job.recipe, device_type="cpu"), Mock(), _CPU)._parts.values()
+    (part,) = make_stepper(
+        job, make_layout(job.recipe, device_type="cpu"), Mock(), _CPU
+    )._parts.values()
     named = part.named_parameters()
     for parameters in (named, list(whole.named_parameters())):
         drawn.append(0)
@@ -169,27 +196,37 @@ def first_weights(job: Job, rank: int, _: str) -> tuple[list[str], float]:
         size, offset = compute_local_shape_and_global_offset(
             parameter.shape, parameter.device_mesh, parameter.placements
         )
-        held = tuple(slice(start, start + length) for start, length in zip(offset, size, strict=True))
+        held = tuple(
+            slice(start, start + length) for start, length in zip(offset, size, strict=True)
+        )
         if not torch.equal(parameter.to_local(), expected[name][held]):
             differing.append(name)
     return differing, drawn[1] / drawn[2]
 
 
 def flops_in_pieces(job: Job, _: int, init_method: str) -> list[tuple[dict[str, Any], int]]:
-    """What torch counts in a real step of the one-rank job, for each recompute, in tiles and chunks and not.
+    """What torch counts in a real step of the one-rank job, for each recompute, in tiles and chunks
+    and not.
 
-    torch counts no attention on CPUs: it is given its own formulas for the same operators of other devices.
+    torch counts no attention on CPUs: it is given its own formulas for the same operators of other
+    devices.
     """
     layout, data = _met(job, 0, init_method)
     flash = "_scaled_dot_product_flash_attention_for_cpu"
     formulas = {
         getattr(torch.ops.aten, flash): lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
-        getattr(torch.ops.aten, f"{flash}_backward"): lambda *shapes, **_: sdpa_backward_flop_count(*shapes[:4]),
+        getattr(torch.ops.aten, f"{flash}_backward"): lambda *shapes, **_: sdpa_backward_flop_count(
+            *shapes[:4]
+        ),
     }
     found = []
-    for recompute, tiles, chunks in itertools.product(("none", "selective", "full"), (1, 2, 4), (1, 2)):
+    for recompute, tiles, chunks in itertools.product(
+        ("none", "selective", "full"), (1, 2, 4), (1, 2)
+    ):
         changes = {"recompute": recompute, "feed_forward_tiles": tiles, "loss_chunks": chunks}
-        stepper = make_stepper(replace(job, recipe=replace(job.recipe, **changes)), layout, data, _CPU)
+        stepper = make_stepper(
+            replace(job, recipe=replace(job.recipe, **changes)), layout, data, _CPU
+        )
         with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
             stepper.step(1)
         found.append((changes, counter.get_total_flops()))
@@ -206,7 +243,9 @@ def compiled_tensor_parallelism(job: Job, rank: int, init_method: str) -> dict[s
     from torch._inductor.fx_passes import micro_pipeline_tp as overlap
     from torch._inductor.fx_passes.post_grad import view_to_reshape
 
-    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=job.recipe.devices)
+    dist.init_process_group(
+        "gloo", init_method=init_method, rank=rank, world_size=job.recipe.devices
+    )
     layout, found = make_layout(job.recipe, device_type="cpu"), dict[str, list[int]]()
 
     def forward(module: Any, _: Any) -> Any:
@@ -214,7 +253,9 @@ def compiled_tensor_parallelism(job: Job, rank: int, init_method: str) -> dict[s
         gathers = overlap.find_all_gather_patterns(module.graph)
         sums = overlap.find_reduce_scatter_patterns(module.graph)
         found["gathers"] = [len(overlap._find_consumer_matmuls(one.res_node)) for one in gathers]
-        found["sums"] = [int(overlap._find_producer_matmul(one.input_node) is not None) for one in sums]
+        found["sums"] = [
+            int(overlap._find_producer_matmul(one.input_node) is not None) for one in sums
+        ]
         return module.forward
 
     model = Gpt(job.model, sequence_length=job.sequence_length, layers=range(1), recipe=job.recipe)
@@ -222,7 +263,9 @@ def compiled_tensor_parallelism(job: Job, rank: int, init_method: str) -> dict[s
     backend = aot_autograd(fw_compiler=forward, decompositions=select_decomp_table())
     model.compile_blocks(lambda run: torch.compile(run, backend=backend), _CPU)
     positions = job.sequence_length // job.recipe.tensor_parallel
-    model.blocks["0"](torch.zeros(job.recipe.micro_batch_seqs, positions, job.model.hidden, requires_grad=True))
+    model.blocks["0"](
+        torch.zeros(job.recipe.micro_batch_seqs, positions, job.model.hidden, requires_grad=True)
+    )
     return found
 
 

@@ -29,7 +29,11 @@ TABLE: dict[str, Any] = {
         "peak_tflops": {"fp32": 0.1},
     },
     "problem": {"sequence_length": 128, "global_batch": 16, "precision": "fp32"},
-    "space": {"tensor_parallel": [1, 2, 4], "pipeline_parallel": [1, 2], "micro_batch_seqs": [1, 2, 4]},
+    "space": {
+        "tensor_parallel": [1, 2, 4],
+        "pipeline_parallel": [1, 2],
+        "micro_batch_seqs": [1, 2, 4],
+    },
     "budget": {"probes": 12},
 }
 EXPECTED = Proposed(
@@ -59,7 +63,10 @@ def _campaign(store: Store, name: str, figures: str, table: Mapping[str, Any]) -
     survey = spec.survey()
     problem = {"model": SCRIPT, "figures": figures}
     campaign = store.create_campaign(
-        name=name, spec_json=dump_json(spec), legal_recipes=len(survey.recipes), problem_summary=problem
+        name=name,
+        spec_json=dump_json(spec),
+        legal_recipes=len(survey.recipes),
+        problem_summary=problem,
     )
     writer = store.drive(store.acquire_lease(campaign.id, host=SCRIPT, pid=1, take_over=True))
     writer.set_state(CampaignState.RUNNING, reason="")
@@ -71,7 +78,9 @@ def _campaign(store: Store, name: str, figures: str, table: Mapping[str, Any]) -
         attempt = writer.start_attempt(trial, run_folder="/runs/1")
         failed = Failure(kind=FailureKind.CRASHED, message=SCRIPT, log_tail=f"\x1b[31m{SCRIPT}\n")
         times = ((0.1 + place / 10), (0.11 + place / 10))
-        writer.finish_attempt(attempt, failed if place == 3 else measurement(times, 300_000_000), retry=False)
+        writer.finish_attempt(
+            attempt, failed if place == 3 else measurement(times, 300_000_000), retry=False
+        )
     writer.event("note", text=SCRIPT)
     writer.release(CampaignState.FINISHED, reason=SCRIPT)
     return ids[:3]

@@ -18,22 +18,34 @@ def page_routes(app: FastAPI) -> Iterator[RouteContext]:
     """Yield the routes outside the API that can be opened by their path alone."""
     for route in iter_route_contexts(app.routes):
         is_read = "GET" in (route.methods or ()) and not route.include_in_schema
-        if is_read and hasattr(route, "dependant") and not any(one.field_info.is_required() for one in _queries(route)):
+        if (
+            is_read
+            and hasattr(route, "dependant")
+            and not any(one.field_info.is_required() for one in _queries(route))
+        ):
             yield route
 
 
 def _queries(route: RouteContext) -> list[Any]:
-    return [one for part in (route.dependant, *route.dependant.dependencies) for one in part.query_params]
+    return [
+        one
+        for part in (route.dependant, *route.dependant.dependencies)
+        for one in part.query_params
+    ]
 
 
 def planned(plan: str) -> dict[str, str]:
-    """Return the queries of the pages of a plan's recipe, by their paths, from the HTML of a plan."""
+    """Return the queries of the pages of a plan's recipe, by their paths, from the HTML of a
+    plan.
+    """
     query = html.unescape(plan.partition('href="/plan/recipe')[2].partition('"')[0])
     return {"/plan/recipe": query, "/plan/step": query}
 
 
 def address(route: RouteContext, examples: Mapping[str, str], queries: Mapping[str, str]) -> str:
-    """Return the path of a route with an example in place of each parameter; a parameter without one is an error."""
+    """Return the path of a route with an example in place of each parameter; a parameter without
+    one is an error.
+    """
     choices = {
         one.name: get_args(one.field_info.annotation)[0]
         for one in route.dependant.path_params

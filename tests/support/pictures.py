@@ -2,8 +2,9 @@
 
     PYTHONPATH=tests .venv/bin/python tests/support/pictures.py STORE FOLDER CAMPAIGN_FILE
 
-Pages show the newest campaign of a copy of STORE and its best recipe; the campaign of CAMPAIGN_FILE is launched in the
-copy, and pictured as it runs. A page's picture has the name of its route's function.
+Pages show the newest campaign of a copy of STORE and its best recipe; the campaign of CAMPAIGN_FILE
+is launched in the copy, and pictured as it runs. A page's picture has the name of its route's
+function.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def drawn(page: api.Page, url: str) -> None:
 def picture(page: api.Page, folder: Path, name: str, place: str = "body") -> None:
     """Write the picture of a part of a page."""
     box: Any = page.locator(place).evaluate(
-        "one => ({x: 0, y: one.getBoundingClientRect().top + scrollY, width: document.documentElement.clientWidth, "
-        "height: one.getBoundingClientRect().height})"
+        "one => ({x: 0, y: one.getBoundingClientRect().top + scrollY, width:"
+        " document.documentElement.clientWidth, height: one.getBoundingClientRect().height})"
     )
     taken = page.screenshot(
         clip={**box, "height": min(box["height"], MOST_HIGH)}, full_page=True, animations="disabled"
@@ -59,8 +60,12 @@ def picture(page: api.Page, folder: Path, name: str, place: str = "body") -> Non
     few.save(folder / f"{name}.png", optimize=True)
 
 
-def addresses(service: Served, team: RemoteStore, page: api.Page, campaign: str) -> Iterator[tuple[str, str]]:
-    """The name and the address of every page, with a campaign, its best recipe, and the two best compared."""
+def addresses(
+    service: Served, team: RemoteStore, page: api.Page, campaign: str
+) -> Iterator[tuple[str, str]]:
+    """The name and the address of every page, with a campaign, its best recipe, and the two best
+    compared.
+    """
     first, second, *_ = team.best(campaign, top=2)
     examples = {"name": campaign, "recipe_id": first.recipe_id, "wanted": "history", "file": "none"}
     more = planned(page.request.get(f"{service.url}/plan{PLANNED}").text()) | {
@@ -76,7 +81,9 @@ def addresses(service: Served, team: RemoteStore, page: api.Page, campaign: str)
 
 
 def every_picture(service: Served, folder: Path, file: Path) -> None:
-    """Write the pictures of all pages, of parts of them, of a phone's window, and of a campaign that runs."""
+    """Write the pictures of all pages, of parts of them, of a phone's window, and of a campaign
+    that runs.
+    """
     team = service.start()
     campaign = team.campaigns()[0].name
     with window(service, width=WIDTH) as page:

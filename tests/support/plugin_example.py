@@ -1,4 +1,6 @@
-"""A plug-in for frontrunner: probes of a trainer of one's own. The page docs/other-trainers.md shows this file."""
+"""A plug-in for frontrunner: probes of a trainer of one's own. The page docs/other-trainers.md
+shows this file.
+"""
 
 from frontrunner.evaluators.external.command import Command, CommandRequest
 from frontrunner.spaces.legality import Reason

@@ -39,7 +39,10 @@ def why_none() -> str | None:
     if server_programs() is None:
         return "PostgreSQL's server is not installed (Debian: postgresql)"
     if os.geteuid() == 0 and shutil.which("setpriv") is None:
-        return "PostgreSQL does not run as root, and setpriv, which would change the user, is not installed"
+        return (
+            "PostgreSQL does not run as root, and setpriv, which would change the user, is not"
+            " installed"
+        )
     return None
 
 
@@ -62,7 +65,14 @@ class Server:
     def start(self) -> None:
         settings = [part for setting in SETTINGS for part in ("-c", setting)]
         where = ["-D", str(self.folder / "data"), "-k", str(self.folder)]
-        command = [*unprivileged(), str(self.programs / "postgres"), *where, *settings, "-c", "fsync=off"]
+        command = [
+            *unprivileged(),
+            str(self.programs / "postgres"),
+            *where,
+            *settings,
+            "-c",
+            "fsync=off",
+        ]
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
         while True:
@@ -76,7 +86,9 @@ class Server:
                 return
 
     def stop(self, *, kill: bool = False) -> None:
-        """End it: by SIGINT, which breaks every connection, or by SIGQUIT, after which it recovers from its log."""
+        """End it: by SIGINT, which breaks every connection, or by SIGQUIT, after which it recovers
+        from its log.
+        """
         if self.process is not None:
             self.process.send_signal(signal.SIGQUIT if kill else signal.SIGINT)
             self.process.wait()
@@ -109,9 +121,21 @@ def running_server() -> Iterator[Server]:
     try:
         if os.geteuid() == 0:
             shutil.chown(folder, UNPRIVILEGED)
-        made = [str(programs / "initdb"), "-D", str(folder / "data"), "-U", UNPRIVILEGED, "-A", "trust", "--no-sync"]
+        made = [
+            str(programs / "initdb"),
+            "-D",
+            str(folder / "data"),
+            "-U",
+            UNPRIVILEGED,
+            "-A",
+            "trust",
+            "--no-sync",
+        ]
         subprocess.run(
-            [*unprivileged(), *made, "-E", "UTF8", "--locale=C.UTF-8"], check=True, capture_output=True, cwd=folder
+            [*unprivileged(), *made, "-E", "UTF8", "--locale=C.UTF-8"],
+            check=True,
+            capture_output=True,
+            cwd=folder,
         )
         server = Server(programs=programs, folder=folder)
         server.start()

@@ -35,11 +35,17 @@ def recipe(number: int) -> Recipe:
 
 
 def start(store: Store, name: str) -> CampaignWriter:
-    campaign = store.create_campaign(name=name, spec_json="{}", legal_recipes=1, problem_summary={"model": name})
-    return store.drive(store.acquire_lease(campaign.id, host="another-host.example", pid=1, take_over=True))
+    campaign = store.create_campaign(
+        name=name, spec_json="{}", legal_recipes=1, problem_summary={"model": name}
+    )
+    return store.drive(
+        store.acquire_lease(campaign.id, host="another-host.example", pid=1, take_over=True)
+    )
 
 
-def record(writer: CampaignWriter, recipe_id: str, *outcomes: Measurement | Failure, number: int = 0) -> None:
+def record(
+    writer: CampaignWriter, recipe_id: str, *outcomes: Measurement | Failure, number: int = 0
+) -> None:
     """A trial whose last outcome is final."""
     trial = writer.propose(recipe_id, recipe(number))
     for place, outcome in enumerate(outcomes, start=1):

@@ -1,6 +1,8 @@
-"""A real Ray cluster on one machine, on loopback; as a program, the process that starts it and ends it with its stdin.
+"""A real Ray cluster on one machine, on loopback; as a program, the process that starts it and ends
+it with its stdin.
 
-All nodes are this host: what differs is whose processes run where. Ray is imported by the program alone.
+All nodes are this host: what differs is whose processes run where. Ray is imported by the program
+alone.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ STORE_BYTES = 80 * 2**20
 
 @dataclass(frozen=True)
 class RayCluster:
-    """A cluster under way, of nodes with one CPU each: `raylets` are their processes by Ray's node id.
+    """A cluster under way, of nodes with one CPU each: `raylets` are their processes by Ray's node
+    id.
 
-    In `folder` are the temporary files of Ray, and of agents; `gcs` is the process that keeps the cluster's state.
+    In `folder` are the temporary files of Ray, and of agents; `gcs` is the process that keeps the
+    cluster's state.
     """
 
     address: str
@@ -47,7 +51,11 @@ class RayCluster:
 
     def processes(self) -> list[psutil.Process]:
         """The fork servers and ranks on any of the nodes; commands have other tags."""
-        return [process for pid in self.raylets.values() for process in marked("RAY_RAYLET_PID", str(pid))]
+        return [
+            process
+            for pid in self.raylets.values()
+            for process in marked("RAY_RAYLET_PID", str(pid))
+        ]
 
     def files(self) -> list[Path]:
         """The folders of agents."""
@@ -96,9 +104,15 @@ def main() -> None:
     head: dict[str, Any] = {"include_dashboard": False, "temp_dir": folder}
     head |= {"gcs_server_port": int(sys.argv[2])} if sys.argv[2] != "0" else {}
     cluster = Cluster(initialize_head=True, connect=False, head_node_args=options | head)
-    added = [cluster.add_node(wait=False, **options, resources={KIND: 1}) for _ in range(int(sys.argv[1]) - 1)]
+    added = [
+        cluster.add_node(wait=False, **options, resources={KIND: 1})
+        for _ in range(int(sys.argv[1]) - 1)
+    ]
     cluster.wait_for_nodes()
-    raylets = {node.node_id: node.all_processes["raylet"][0].process.pid for node in (cluster.head_node, *added)}
+    raylets = {
+        node.node_id: node.all_processes["raylet"][0].process.pid
+        for node in (cluster.head_node, *added)
+    }
     gcs = cluster.head_node.all_processes["gcs_server"][0].process.pid
     found = {"address": cluster.address, "raylets": raylets, "folder": folder, "gcs": gcs}
     sys.stdout.write(json.dumps(found) + "\n")

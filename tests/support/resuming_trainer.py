@@ -1,4 +1,5 @@
-"""A trainer that stores a checkpoint every 4 steps and on SIGTERM, and goes on from it; its first start may crash.
+"""A trainer that stores a checkpoint every 4 steps and on SIGTERM, and goes on from it; its first
+start may crash.
 
 It trains nothing. Rank 0 prints a line a step and stores; others end at once on SIGTERM.
 """

@@ -1,4 +1,6 @@
-"""Services to test: one inside the test's process, one as a process of its own, and a store for them."""
+"""Services to test: one inside the test's process, one as a process of its own, and a store for
+them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ BODY = {
     "name": "by-wire",
     "evaluator": "simulated",
     "model": {"layers": 4, "hidden": 128, "heads": 8, "vocabulary": 257},
-    "cluster": {"device": "test", "backend": "cpu", "devices_per_node": 4, "memory_gib_per_device": 1.0},
+    "cluster": {
+        "device": "test",
+        "backend": "cpu",
+        "devices_per_node": 4,
+        "memory_gib_per_device": 1.0,
+    },
     "problem": {"sequence_length": 128, "global_batch": 16, "precision": "fp32"},
     "space": {"tensor_parallel": [1, 2, 4], "micro_batch_seqs": [1, 2]},
     "budget": {"probes": 3},
@@ -40,7 +47,10 @@ BODY = {
 
 def settings(folder: Path, limits: Limits = UNLIMITED, **others: Any) -> ServiceSettings:
     return ServiceSettings(
-        store=str(folder / "store.db"), token_file=folder / "tokens" / "tokens.json", limits=limits, **others
+        store=str(folder / "store.db"),
+        token_file=folder / "tokens" / "tokens.json",
+        limits=limits,
+        **others,
     )
 
 
@@ -52,7 +62,9 @@ def browser(chosen: ServiceSettings) -> Iterator[TestClient]:
 
 
 @contextmanager
-def signed_in(chosen: ServiceSettings, role: str = "operator", **headers: str) -> Iterator[TestClient]:
+def signed_in(
+    chosen: ServiceSettings, role: str = "operator", **headers: str
+) -> Iterator[TestClient]:
     """Requests to a service inside this process with a role's token."""
     with browser(chosen) as client:
         client.headers.update(bearer(getattr(tokens_of(chosen), role)) | headers)
@@ -73,9 +85,15 @@ def filled(folder: Path) -> Path:
     with open_store(str(path)) as store:
         writer = start(store, "first")
         writer.set_state(CampaignState.RUNNING, reason="")
-        for number, (step_s, memory) in enumerate([(1.0, 4_000), (0.5, 8_000), (2.0, 2_000)], start=1):
-            record(writer, f"{number:012x}", measurement((step_s, 1.1 * step_s), memory), number=number)
-        failure = Failure(kind=FailureKind.CRASHED, message="<script>alert(1)</script>", log_tail="the end\n")
+        for number, (step_s, memory) in enumerate(
+            [(1.0, 4_000), (0.5, 8_000), (2.0, 2_000)], start=1
+        ):
+            record(
+                writer, f"{number:012x}", measurement((step_s, 1.1 * step_s), memory), number=number
+            )
+        failure = Failure(
+            kind=FailureKind.CRASHED, message="<script>alert(1)</script>", log_tail="the end\n"
+        )
         record(writer, f"{9:012x}", failure, number=9)
         writer.event("evidence", learned_from=0)
         writer.release(CampaignState.FINISHED, reason="the budget is used up")
@@ -96,8 +114,19 @@ class Served:
 
     def start(self, *more: str) -> RemoteStore:
         """Start it, with `more` options, and wait for the link that it prints."""
-        arguments = ["serve", "--port", "0", "--store", "store.db", "--token-file", str(self.token_file), *more]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("FRONTRUNNER_")}
+        arguments = [
+            "serve",
+            "--port",
+            "0",
+            "--store",
+            "store.db",
+            "--token-file",
+            str(self.token_file),
+            *more,
+        ]
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith("FRONTRUNNER_")
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "frontrunner.cli", *arguments],
             cwd=self.folder,

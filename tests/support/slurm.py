@@ -1,7 +1,7 @@
 """A real Slurm cluster of two nodes on one machine, in a folder of its own, on loopback.
 
-munge's key and socket, ports and the nodes' names are the cluster's own, so that several can run side by side.
-Both nodes are this host: what differs is where steps run.
+munge's key and socket, ports and the nodes' names are the cluster's own, so that several can run
+side by side. Both nodes are this host: what differs is where steps run.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class SlurmCluster:
         """The output of one of Slurm's commands; raises where it fails."""
         environment = {**os.environ, **self.environment}
         try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=True, timeout=60
+            )
         except subprocess.CalledProcessError as error:
             error.add_note(error.stderr)
             raise
@@ -94,10 +96,18 @@ class SlurmCluster:
         return self.run("squeue", "--noheader", "--states=RUNNING", "--format=%i").split()
 
     def shorten_holds(self) -> None:
-        """Let requeued jobs begin soon: Slurm holds them for two minutes, and revokes a job that starts at once."""
-        for line in self.run("squeue", "--noheader", "--states=PENDING", "--format=%i %S").splitlines():
+        """Let requeued jobs begin soon: Slurm holds them for two minutes, and revokes a job that
+        starts at once.
+        """
+        for line in self.run(
+            "squeue", "--noheader", "--states=PENDING", "--format=%i %S"
+        ).splitlines():
             job, start = line.split()
-            if start != "N/A" and (datetime.fromisoformat(start) - datetime.now()).total_seconds() > 2 * LEAST_HOLD_S:
+            if (
+                start != "N/A"
+                and (datetime.fromisoformat(start) - datetime.now()).total_seconds()
+                > 2 * LEAST_HOLD_S
+            ):
                 self.run("scontrol", "update", f"jobid={job}", f"starttime=now+{LEAST_HOLD_S}")
 
     def set_node(self, node: str, state: str) -> None:
@@ -112,10 +122,13 @@ def slurm_cluster(folder: Path) -> Iterator[SlurmCluster]:
     port, *node_ports = _free_ports(3)
     names = tuple(f"fr{port}n{number}" for number in (1, 2))
     lines = [
-        f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={node_port} CPUs=1 RealMemory=1000"
+        f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={node_port} CPUs=1"
+        " RealMemory=1000"
         for name, node_port in zip(names, node_ports, strict=True)
     ]
-    text = CONFIGURATION.format(folder=folder, port=port, nodes="\n".join(lines), names=",".join(names))
+    text = CONFIGURATION.format(
+        folder=folder, port=port, nodes="\n".join(lines), names=",".join(names)
+    )
     (folder / "slurm.conf").write_text(text)
     (folder / "state").mkdir()
     cluster = SlurmCluster(folder, names)
@@ -138,10 +151,14 @@ def _start_munge(folder: Path) -> subprocess.Popen[bytes]:
     key = munge / "key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o400)
-    options = [f"--{name}={munge / name}" for name in ("socket", "pid-file", "log-file", "seed-file")]
+    options = [
+        f"--{name}={munge / name}" for name in ("socket", "pid-file", "log-file", "seed-file")
+    ]
     command = ["munged", "--foreground", "--force", f"--key-file={key}", *options]
     with (folder / "munged.log").open("wb") as log:
-        daemon = subprocess.Popen(command, env={**os.environ, "PATH": _path()}, stdout=log, stderr=log)
+        daemon = subprocess.Popen(
+            command, env={**os.environ, "PATH": _path()}, stdout=log, stderr=log
+        )
     end_s = time.monotonic() + 20
     while not (munge / "socket").exists():
         if daemon.poll() is not None or time.monotonic() > end_s:
@@ -184,7 +201,9 @@ def _end(daemon: subprocess.Popen[bytes]) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now; Slurm's daemons must know each other's before they start."""
+    """Ports that nobody listens on now; Slurm's daemons must know each other's before they
+    start.
+    """
     held = [socket.socket() for _ in range(count)]
     for one in held:
         one.bind(("127.0.0.1", 0))

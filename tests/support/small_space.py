@@ -1,4 +1,6 @@
-"""Every legal recipe of a space for the small model, as the trainer's recipes, and the few that stand for them."""
+"""Every legal recipe of a space for the small model, as the trainer's recipes, and the few that
+stand for them.
+"""
 
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +15,9 @@ from support.covering import Row, covering
 from support.trainer_runs import GLOBAL_BATCH_SEQS, SEQUENCE_LENGTH, small_model, small_recipe
 
 EVERY = "FRONTRUNNER_TEST_EVERY_RECIPE"
-"""The environment variable that, set to anything, has every legal recipe trained instead of the chosen ones: hours."""
+"""The environment variable that, set to anything, has every legal recipe trained instead of the
+chosen ones: hours.
+"""
 
 _FACTORS = (
     "tensor_parallel",
@@ -31,7 +35,14 @@ _FACTORS = (
 
 def small_problem(**model: Any) -> Problem:
     """`trainer_runs.small_model`, with these changes, in fp32 on a node of eight ranks."""
-    cluster = Cluster(name="small", device="cpu", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=8.0)
+    cluster = Cluster(
+        name="small",
+        device="cpu",
+        backend="cpu",
+        nodes=1,
+        devices_per_node=8,
+        memory_gib_per_device=8.0,
+    )
     batch = GlobalBatch(minimum=GLOBAL_BATCH_SEQS, maximum=GLOBAL_BATCH_SEQS)
     return Problem(
         model=small_model(**model),
@@ -44,14 +55,20 @@ def small_problem(**model: Any) -> Problem:
 
 def choices_of(recipe: Recipe) -> dict[str, Any]:
     """What `trainer_runs.small_recipe` takes, for the same recipe."""
-    choices = asdict(recipe) | {"data_parallel": recipe.data_parallel, "sharding": recipe.sharding.degrees}
+    choices = asdict(recipe) | {
+        "data_parallel": recipe.data_parallel,
+        "sharding": recipe.sharding.degrees,
+    }
     del choices["devices"]
     return choices
 
 
 def legal_recipes(space: Space, **model: Any) -> dict[str, dict[str, Any]]:
     """All legal recipes of the space: a name, and what `trainer_runs.small_recipe` takes."""
-    return {recipe.describe(): choices_of(recipe) for recipe in space.survey(small_problem(**model)).recipes}
+    return {
+        recipe.describe(): choices_of(recipe)
+        for recipe in space.survey(small_problem(**model)).recipes
+    }
 
 
 def factors(recipe: Recipe) -> Row:
@@ -61,7 +78,11 @@ def factors(recipe: Recipe) -> Row:
     """
     row = {name: getattr(recipe, name) for name in _FACTORS}
     split = "by hand" if recipe.layers_per_stage else "even"
-    return row | {"replicas": min(recipe.data_parallel, 4), "layers": split, "sharding": _spread(recipe)}
+    return row | {
+        "replicas": min(recipe.data_parallel, 4),
+        "layers": split,
+        "sharding": _spread(recipe),
+    }
 
 
 def expert_factors(recipe: Recipe) -> Row:
@@ -70,8 +91,11 @@ def expert_factors(recipe: Recipe) -> Row:
     return factors(recipe) | {name: getattr(recipe, name) for name in degrees}
 
 
-def covering_recipes(space: Space, *, run_anyway: Iterable[Recipe] = ()) -> dict[str, dict[str, Any]]:
-    """Those of `legal_recipes` that hold, together with `run_anyway`, each pair of choices that is legal.
+def covering_recipes(
+    space: Space, *, run_anyway: Iterable[Recipe] = ()
+) -> dict[str, dict[str, Any]]:
+    """Those of `legal_recipes` that hold, together with `run_anyway`, each pair of choices that is
+    legal.
 
     All of them where the environment says so: see `EVERY`.
     """
@@ -80,25 +104,41 @@ def covering_recipes(space: Space, *, run_anyway: Iterable[Recipe] = ()) -> dict
         return recipes
     rows = [factors(small_recipe(**recipe)) for recipe in recipes.values()]
     chosen = set(covering(rows, covered=[factors(recipe) for recipe in run_anyway]))
-    return {name: recipe for position, (name, recipe) in enumerate(recipes.items()) if position in chosen}
+    return {
+        name: recipe
+        for position, (name, recipe) in enumerate(recipes.items())
+        if position in chosen
+    }
 
 
 def covering_experts(
     space: Space, model: Mapping[str, Any], *, run_anyway: Iterable[Recipe]
 ) -> dict[str, dict[str, Any]]:
-    """The legal recipes of a mixture that hold, with `run_anyway`, each legal pair of which one is a degree of experts.
+    """The legal recipes of a mixture that hold, with `run_anyway`, each legal pair of which one is
+    a degree of experts.
 
     The pairs without one are those of `covering_recipes`.
     """
     recipes = legal_recipes(space, **model)
     rows = [expert_factors(small_recipe(**recipe)) for recipe in recipes.values()]
-    without = [{name: value for name, value in row.items() if not name.startswith("expert")} for row in rows]
+    without = [
+        {name: value for name, value in row.items() if not name.startswith("expert")}
+        for row in rows
+    ]
     chosen = {*covering(rows, covered=[*without, *map(expert_factors, run_anyway)])}
-    return {name: recipe for position, (name, recipe) in enumerate(recipes.items()) if position in chosen}
+    return {
+        name: recipe
+        for position, (name, recipe) in enumerate(recipes.items())
+        if position in chosen
+    }
 
 
-def most_covering(space: Space, count: int, *, run_anyway: Iterable[Recipe]) -> dict[str, dict[str, Any]]:
-    """The first `count` of the legal recipes, in the order in which each adds the most pairs to those run anyway."""
+def most_covering(
+    space: Space, count: int, *, run_anyway: Iterable[Recipe]
+) -> dict[str, dict[str, Any]]:
+    """The first `count` of the legal recipes, in the order in which each adds the most pairs to
+    those run anyway.
+    """
     recipes = list(legal_recipes(space).items())
     rows = [factors(small_recipe(**recipe)) for _, recipe in recipes]
     places = covering(rows, covered=[factors(recipe) for recipe in run_anyway])
@@ -111,7 +151,9 @@ def pairs_left_out(space: Space, run: Iterable[Recipe]) -> set[Any]:
     return legal - _pairs(run)
 
 
-def expert_pairs_left_out(space: Space, model: Mapping[str, Any], run: Iterable[Recipe]) -> set[Any]:
+def expert_pairs_left_out(
+    space: Space, model: Mapping[str, Any], run: Iterable[Recipe]
+) -> set[Any]:
     """The legal pairs with a degree of experts that none of the recipes in `run` holds."""
     legal = (small_recipe(**recipe) for recipe in legal_recipes(space, **model).values())
     left_out = _pairs(legal, expert_factors) - _pairs(run, expert_factors)
@@ -128,7 +170,9 @@ def _pairs(recipes: Iterable[Recipe], row_of: Callable[[Recipe], Row] = factors)
 
 
 def _spread(recipe: Recipe) -> str:
-    """Parameters, gradients and optimizer's states over one, some or all copies of the model, as in "one some all"."""
+    """Parameters, gradients and optimizer's states over one, some or all copies of the model, as in
+    "one some all".
+    """
     copies = recipe.data_parallel * recipe.context_parallel
     words = {1: "one", copies: "all"} if copies > 1 else {1: "one"}
     return " ".join(words.get(degree, "some") for degree in asdict(recipe.sharding).values())

@@ -94,8 +94,12 @@ def create(store: Store, name: str) -> Campaign:
     )
 
 
-def lease_elsewhere(store: Store, campaign: Campaign, *, take_over: bool = False, pid: int = 1) -> Lease:
-    return store.acquire_lease(campaign.id, host=FOREIGN_HOST, pid=pid, duration_s=30, take_over=take_over)
+def lease_elsewhere(
+    store: Store, campaign: Campaign, *, take_over: bool = False, pid: int = 1
+) -> Lease:
+    return store.acquire_lease(
+        campaign.id, host=FOREIGN_HOST, pid=pid, duration_s=30, take_over=take_over
+    )
 
 
 def measurement(step_time_s: float = 0.5, *, losses: tuple[float, ...] = (5.0, 4.5)) -> Measurement:
@@ -116,7 +120,11 @@ def measurement(step_time_s: float = 0.5, *, losses: tuple[float, ...] = (5.0, 4
 
 def failure(kind: FailureKind = FailureKind.CRASHED) -> Failure:
     return Failure(
-        kind=kind, message="rank 1 ended", log_tail="Traceback", log_path="/runs/1/rank1.log", node_seconds=2.0
+        kind=kind,
+        message="rank 1 ended",
+        log_tail="Traceback",
+        log_path="/runs/1/rank1.log",
+        node_seconds=2.0,
     )
 
 

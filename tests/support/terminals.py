@@ -1,4 +1,6 @@
-"""A command under a pseudo-terminal, and a small terminal that shows what a person would have seen."""
+"""A command under a pseudo-terminal, and a small terminal that shows what a person would have
+seen.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ CONTROL = re.compile(r"\x1b\[(\??[0-9;]*)([A-Za-z])")
 class Screen:
     """A terminal of so many columns and rows; `lines` holds what has scrolled off, too.
 
-    It knows what a redrawn panel uses: line breaks, carriage returns, cursor up, clearing a line or what follows.
-    Text beyond the last column wraps, as on a real terminal; `wraps` counts how often.
+    It knows what a redrawn panel uses: line breaks, carriage returns, cursor up, clearing a line or
+    what follows. Text beyond the last column wraps, as on a real terminal; `wraps` counts how
+    often.
     """
 
     def __init__(self, columns: int, rows: int) -> None:
@@ -47,7 +50,9 @@ class Screen:
             del self.lines[self.row + 1 :]
             self.lines[self.row] = self.lines[self.row][: self.column]
         else:
-            assert letter in "mhl", f"a control sequence that this terminal does not know: {argument}{letter}"
+            assert letter in "mhl", (
+                f"a control sequence that this terminal does not know: {argument}{letter}"
+            )
 
     def _write(self, text: str) -> None:
         for character in text:
@@ -70,13 +75,16 @@ class Screen:
 
 
 def run_on_terminal(folder: Path, *arguments: str, columns: int, rows: int) -> tuple[Screen, int]:
-    """Run a command line in `folder` on a terminal of that size to its end: what is shown then, and its exit status."""
+    """Run a command line in `folder` on a terminal of that size to its end: what is shown then, and
+    its exit status.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     with subprocess.Popen(
         command(*arguments),
         cwd=folder,
-        env=environment() | {"TERM": "xterm", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        env=environment()
+        | {"TERM": "xterm", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -89,7 +97,9 @@ def run_on_terminal(folder: Path, *arguments: str, columns: int, rows: int) -> t
 
 
 def _everything(descriptor: int) -> bytes:
-    """All that is written until the terminal's other end is closed, which Linux tells by an error."""
+    """All that is written until the terminal's other end is closed, which Linux tells by an
+    error.
+    """
     data = b""
     while True:
         try:

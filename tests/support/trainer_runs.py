@@ -1,4 +1,6 @@
-"""Runs the trainer's ranks for tests: jobs with small defaults, a warm parent that forks ranks, a plain reference."""
+"""Runs the trainer's ranks for tests: jobs with small defaults, a warm parent that forks ranks, a
+plain reference.
+"""
 
 import atexit
 import functools
@@ -30,11 +32,28 @@ GLOBAL_BATCH_SEQS = 8
 STEPS = 5
 TOLERANCE = 1e-6
 """Relative, in fp32: rounding alone leaves up to 5e-7, a learning rate off by 1e-4 leaves 3e-5."""
-GPT2: dict[str, Any] = {"positions": "learned", "activation": "gelu_tanh", "norm": "layernorm", "biases": "all"}
-QWEN: dict[str, Any] = {"biases": "qkv", "qk_norm": True, "head_width": 32, "kv_heads": 2, "rotary_theta": 1e6}
+GPT2: dict[str, Any] = {
+    "positions": "learned",
+    "activation": "gelu_tanh",
+    "norm": "layernorm",
+    "biases": "all",
+}
+QWEN: dict[str, Any] = {
+    "biases": "qkv",
+    "qk_norm": True,
+    "head_width": 32,
+    "kv_heads": 2,
+    "rotary_theta": 1e6,
+}
 QWEN |= {"rotary_scaling": RotaryScaling(factor=8.0, original_positions=64)}
-"""Differences from the small model: GPT-2's form, and Qwen's of several generations with Llama 3.1's frequencies."""
-GEMMA: dict[str, Any] = {"attention_window": 12, "full_attention_every": 3, "window_rotary_theta": 500.0}
+"""Differences from the small model: GPT-2's form, and Qwen's of several generations with Llama
+3.1's frequencies.
+"""
+GEMMA: dict[str, Any] = {
+    "attention_window": 12,
+    "full_attention_every": 3,
+    "window_rotary_theta": 500.0,
+}
 GEMMA |= {"activation": "geglu", "post_norms": True, "scaled_embedding": True, "query_scalar": 20.0}
 GEMMA |= {"attention_softcap": 2.0, "logits_softcap": 1.0, "attention_sinks": True}
 """Gemma's form, of both generations, with gpt-oss's sinks."""
@@ -44,11 +63,16 @@ LATENT: dict[str, Any] = {
 }  # fmt: skip
 DEEPSEEK: dict[str, Any] = LATENT | {
     "experts": 8, "experts_per_token": 2, "ffn_hidden": 48, "shared_experts": 2, "dense_layers": 1,
-    "dense_ffn_hidden": 128, "router": "sigmoid", "router_groups": 4, "router_groups_kept": 2, "routed_scale": 2.5,
+    "dense_ffn_hidden": 128, "router": "sigmoid", "router_groups": 4, "router_groups_kept": 2,
+    "routed_scale": 2.5,
     "balancing": "bias", "balancing_weight": 0.05,
 }  # fmt: skip
-"""DeepSeek-V3's form, with biases that move so far in five steps that the choice of experts changes."""
-BALANCED: dict[str, Any] = LATENT | EXPERTS | {"balancing": "loss", "balancing_weight": 0.5, "shared_experts": 1}
+"""DeepSeek-V3's form, with biases that move so far in five steps that the choice of experts
+changes.
+"""
+BALANCED: dict[str, Any] = (
+    LATENT | EXPERTS | {"balancing": "loss", "balancing_weight": 0.5, "shared_experts": 1}
+)
 CLIP_NORM = 0.2
 NEVER_REACHED = 1000.0
 
@@ -73,18 +97,26 @@ def small_model(**changes: Any) -> Model:
 
 
 def small_recipe(**changes: Any) -> Recipe:
-    """One rank, one micro-batch of the whole global batch, unless changed; accumulation follows the other degrees."""
+    """One rank, one micro-batch of the whole global batch, unless changed; accumulation follows the
+    other degrees.
+    """
     changes = dict(changes)
     replicas = changes.pop("data_parallel", 1)
-    ranks = math.prod(changes.get(f"{kind}_parallel", 1) for kind in ("tensor", "pipeline", "context"))
+    ranks = math.prod(
+        changes.get(f"{kind}_parallel", 1) for kind in ("tensor", "pipeline", "context")
+    )
     micro_batch = changes.setdefault("micro_batch_seqs", GLOBAL_BATCH_SEQS // replicas)
     changes.setdefault("accumulation", GLOBAL_BATCH_SEQS // replicas // micro_batch)
-    degrees = zip(("parameters", "gradients", "optimizer"), changes.pop("sharding", (1, 1, 1)), strict=True)
+    degrees = zip(
+        ("parameters", "gradients", "optimizer"), changes.pop("sharding", (1, 1, 1)), strict=True
+    )
     return Recipe(devices=replicas * ranks, sharding=Sharding(**dict(degrees)), **changes)
 
 
 def small_job(folder: Path, **changes: Any) -> Job:
-    """A probe of 5 steps with SGD with momentum, whose losses show a wrong scale of the gradients."""
+    """A probe of 5 steps with SGD with momentum, whose losses show a wrong scale of the
+    gradients.
+    """
     job = Job(
         version=2,
         mode="probe",
@@ -119,7 +151,9 @@ def job_text(job: Job) -> str:
 
 
 def prepare(job: Job) -> Path:
-    """Write the job file and a short token file into the run folder; returns the job file's path."""
+    """Write the job file and a short token file into the run folder; returns the job file's
+    path.
+    """
     folder = Path(job.run_folder)
     folder.mkdir(parents=True, exist_ok=True)
     if not job.data_path.exists():
@@ -130,9 +164,11 @@ def prepare(job: Job) -> Path:
 
 
 def training_job(job: Job, *, clip_norm: float | None = CLIP_NORM) -> Job:
-    """Have `job` train for `STEPS` steps and leave a checkpoint. `NEVER_REACHED` has norms counted, and clips nothing.
+    """Have `job` train for `STEPS` steps and leave a checkpoint. `NEVER_REACHED` has norms counted,
+    and clips nothing.
 
-    The rate is such that a step is small either way: after long ones another order of summation is seen, as a fault is.
+    The rate is such that a step is small either way: after long ones another order of summation is
+    seen, as a fault is.
     """
     rate = 0.02 if clip_norm == CLIP_NORM else 0.002
     train = Train(
@@ -151,9 +187,11 @@ def training_job(job: Job, *, clip_norm: float | None = CLIP_NORM) -> Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What training leaves: each step's loss and gradient norm before clipping, and the tensors after the last step.
+    """What training leaves: each step's loss and gradient norm before clipping, and the tensors
+    after the last step.
 
-    Weights and momentum have the parameters' names in the whole model. A norm is None where nothing counted it.
+    Weights and momentum have the parameters' names in the whole model. A norm is None where nothing
+    counted it.
     """
 
     losses: list[float]
@@ -163,7 +201,9 @@ class Trained:
 
 
 def reference(job: Job, *, learning_rate_scale: float = 1.0) -> Trained:
-    """Train by one process, in fp64: a plain model, the whole global batch at once, torch's own optimizer."""
+    """Train by one process, in fp64: a plain model, the whole global batch at once, torch's own
+    optimizer.
+    """
     steps = STEPS if job.probe is None else job.probe.warm_up_steps + job.probe.measured_steps
     torch.set_num_threads(1)
     model = Gpt(job.model, sequence_length=job.sequence_length, layers=range(job.model.layers))
@@ -176,7 +216,9 @@ def reference(job: Job, *, learning_rate_scale: float = 1.0) -> Trained:
         momentum=options.momentum,
         weight_decay=options.weight_decay,
     )
-    data = TokenFile(job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed)
+    data = TokenFile(
+        job.data_path, dtype=job.data.dtype, sequence_length=job.sequence_length, seed=job.seed
+    )
     size = job.recipe.global_batch_seqs
     largest = math.inf if options.gradient_clip_norm is None else options.gradient_clip_norm
     losses: list[float] = []
@@ -193,7 +235,10 @@ def reference(job: Job, *, learning_rate_scale: float = 1.0) -> Trained:
         optimizer.zero_grad()
         losses.append(loss.item())
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
-    momentum = {name: optimizer.state[weight]["momentum_buffer"] for name, weight in model.named_parameters()}
+    momentum = {
+        name: optimizer.state[weight]["momentum_buffer"]
+        for name, weight in model.named_parameters()
+    }
     return Trained(losses=losses, gradient_norms=norms, weights=weights, momentum=momentum)
 
 
@@ -203,18 +248,27 @@ def reference_losses(job: Job, *, learning_rate_scale: float = 1.0) -> list[floa
 
 
 def train(job: Job) -> Trained:
-    """Run a `training_job`'s ranks. Weights and momentum are those of its checkpoint; DeepSpeed's its ranks'."""
+    """Run a `training_job`'s ranks. Weights and momentum are those of its checkpoint; DeepSpeed's
+    its ranks'.
+    """
     if job.recipe.engine == "deepspeed":
         seen = look(job, "deepspeed")[0]
         losses, norms = seen["loss"], seen["gradient_norm"]
-        ranks = [torch.load(Path(job.run_folder) / f"rank-{rank}.weights") for rank in range(job.recipe.devices)]
+        ranks = [
+            torch.load(Path(job.run_folder) / f"rank-{rank}.weights")
+            for rank in range(job.recipe.devices)
+        ]
         tensors = {name: tensor for rank in ranks for name, tensor in rank.items()}
     else:
         tensors = _checkpointed(run_job(job)["checkpoint"])
         steps = [event for event in read_progress(job) if event["event"] == "step"]
         losses, norms = [step["loss"] for step in steps], [step["gradient_norm"] for step in steps]
     kinds = {
-        kind: {name.removeprefix(f"{kind} "): tensors[name] for name in tensors if name.startswith(kind)}
+        kind: {
+            name.removeprefix(f"{kind} "): tensors[name]
+            for name in tensors
+            if name.startswith(kind)
+        }
         for kind in ("weights", "momentum")
     }
     return Trained(losses=losses, gradient_norms=norms, **kinds)
@@ -240,14 +294,21 @@ def _checkpointed(folder: str) -> dict[str, Tensor]:
 
 
 def differences(trained: Trained, right: Trained) -> dict[str, float]:
-    """How far each kind of what training leaves is from what is right: the largest relative difference.
+    """How far each kind of what training leaves is from what is right: the largest relative
+    difference.
 
-    Of a tensor that is the 2-norm of the difference over the 2-norm of the right one, which keeps to rounding where
-    single elements, of which some are sums that cancel out, do not.
+    Of a tensor that is the 2-norm of the difference over the 2-norm of the right one, which keeps
+    to rounding where single elements, of which some are sums that cancel out, do not.
     """
     assert len(trained.losses) == len(right.losses)
-    norms = [pair for pair in zip(trained.gradient_norms, right.gradient_norms, strict=True) if pair[0] is not None]
-    found = {"losses": max(_relative(*pair) for pair in zip(trained.losses, right.losses, strict=True))}
+    norms = [
+        pair
+        for pair in zip(trained.gradient_norms, right.gradient_norms, strict=True)
+        if pair[0] is not None
+    ]
+    found = {
+        "losses": max(_relative(*pair) for pair in zip(trained.losses, right.losses, strict=True))
+    }
     found["gradient norms"] = max((_relative(*pair) for pair in norms), default=0.0)
     for kind in ("weights", "momentum"):
         tensors, right_ones = getattr(trained, kind), getattr(right, kind)
@@ -259,8 +320,11 @@ def differences(trained: Trained, right: Trained) -> dict[str, float]:
 
 
 def _of_tensor(name: str, tensors: dict[str, Tensor], right: dict[str, Tensor]) -> float:
-    # A bias of keys that are not rotated has no gradient: it adds the same to all scores of a query.
-    return _relative(tensors[name], right[name], scale=right[name.replace("key.bias", "query.bias")])
+    # A bias of keys that are not rotated has no gradient: it adds the same to all scores of a
+    # query.
+    return _relative(
+        tensors[name], right[name], scale=right[name.replace("key.bias", "query.bias")]
+    )
 
 
 def _relative(value: Any, right: Any, *, scale: Any = None) -> float:
@@ -284,7 +348,9 @@ def _path() -> dict[str, str]:
 
 
 class WarmParent:
-    """A process that has imported an engine and forks the ranks of one job after another: see `forked_ranks`."""
+    """A process that has imported an engine and forks the ranks of one job after another: see
+    `forked_ranks`.
+    """
 
     def __init__(self, engine: str) -> None:
         self._process = subprocess.Popen(
@@ -292,18 +358,24 @@ class WarmParent:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu"} | _path(),
+            env=os.environ
+            | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "DS_ACCELERATOR": "cpu"}
+            | _path(),
         )
 
     def start(self, job: Job, *, count_collectives: bool = False, look: str | None = None) -> None:
-        """Have the job's ranks forked, without waiting for them; `look` is a name in `looks.LOOKS`."""
+        """Have the job's ranks forked, without waiting for them; `look` is a name in
+        `looks.LOOKS`.
+        """
         assert self._process.stdin is not None
         order = {"job": str(prepare(job)), "count_collectives": count_collectives, "look": look}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
 
     def wait(self) -> list[int]:
-        """The exit statuses of the started job's ranks, in rank order (negative: killed by that signal)."""
+        """The exit statuses of the started job's ranks, in rank order (negative: killed by that
+        signal).
+        """
         assert self._process.stdout is not None
         statuses: list[int] = json.loads(self._process.stdout.readline())
         return statuses
@@ -337,7 +409,11 @@ def run_job(job: Job) -> dict[str, Any]:
     statuses = warm_parent(job.recipe.engine).run(job)
     if any(statuses):
         logs = sorted(Path(job.run_folder).glob("rank-*.log"))
-        tails = [f"{path.name}: {path.read_text(errors='replace')[-1000:]}" for path in logs if path.stat().st_size]
+        tails = [
+            f"{path.name}: {path.read_text(errors='replace')[-1000:]}"
+            for path in logs
+            if path.stat().st_size
+        ]
         raise AssertionError(f"the ranks ended with {statuses}\n" + "\n".join(tails))
     return read_result(job)
 
@@ -350,7 +426,9 @@ def read_progress(job: Job) -> list[dict[str, Any]]:
 
 
 def in_train_mode(job: Job, **changes: Any) -> Job:
-    """The job as training by AdamW with evaluations, checkpoints and metrics; `changes` are of its `Train`."""
+    """The job as training by AdamW with evaluations, checkpoints and metrics; `changes` are of its
+    `Train`.
+    """
     options: dict[str, Any] = {
         "steps": 8,
         "warm_up_steps": 2,
@@ -361,19 +439,28 @@ def in_train_mode(job: Job, **changes: Any) -> Job:
         "keep_checkpoints": 2,
         "metrics": "csv",
     }
-    adamw = replace(job.optimizer, name="adamw", learning_rate=1e-3, weight_decay=0.1, gradient_clip_norm=1.0)
-    return replace(job, mode="train", probe=None, train=Train(**(options | changes)), optimizer=adamw)
+    adamw = replace(
+        job.optimizer, name="adamw", learning_rate=1e-3, weight_decay=0.1, gradient_clip_norm=1.0
+    )
+    return replace(
+        job, mode="train", probe=None, train=Train(**(options | changes)), optimizer=adamw
+    )
 
 
 def logged_losses(job: Job) -> dict[int, float]:
     """Each step's loss, as last logged."""
-    return {event["step"]: event["loss"] for event in read_progress(job) if event["event"] == "step"}
+    return {
+        event["step"]: event["loss"] for event in read_progress(job) if event["event"] == "step"
+    }
 
 
 def read_result(job: Job) -> dict[str, Any]:
     """The job's result, or an AssertionError with the ranks' errors."""
     folder = Path(job.run_folder)
-    errors = [json.loads(path.read_text())["traceback"] for path in sorted(folder.glob("rank-*.error.json"))]
+    errors = [
+        json.loads(path.read_text())["traceback"]
+        for path in sorted(folder.glob("rank-*.error.json"))
+    ]
     if errors:
         raise AssertionError("\n".join(errors))
     result: dict[str, Any] = json.loads((folder / "result.json").read_text())
@@ -385,22 +472,33 @@ def count_collectives(job: Job) -> dict[str, int]:
     warm_parent().start(job, count_collectives=True)
     warm_parent().wait()
     read_result(job)
-    counts: dict[str, int] = json.loads((Path(job.run_folder) / "rank-0.collectives.json").read_text())
+    counts: dict[str, int] = json.loads(
+        (Path(job.run_folder) / "rank-0.collectives.json").read_text()
+    )
     return counts
 
 
 def look(job: Job, name: str) -> list[Any]:
-    """Fork the job's ranks to be looked at, and return what each answers, in rank order: see `looks.LOOKS`."""
+    """Fork the job's ranks to be looked at, and return what each answers, in rank order: see
+    `looks.LOOKS`.
+    """
     parent = warm_parent(job.recipe.engine)
     parent.start(job, look=name)
     statuses = parent.wait()
     folder = Path(job.run_folder)
     logs = [(folder / f"rank-{rank}.log").read_text() for rank in range(job.recipe.devices)]
     assert not any(statuses), "\n".join(logs)[-3000:]
-    return [json.loads((folder / f"rank-{rank}.{name}.json").read_text()) for rank in range(job.recipe.devices)]
+    return [
+        json.loads((folder / f"rank-{rank}.{name}.json").read_text())
+        for rank in range(job.recipe.devices)
+    ]
 
 
 def received_bytes(job: Job, rank: int) -> dict[str, int]:
-    """What `rank` received by operator and group in the last `count_collectives` of the job: see `forked_ranks`."""
-    received: dict[str, int] = json.loads((Path(job.run_folder) / f"rank-{rank}.bytes.json").read_text())
+    """What `rank` received by operator and group in the last `count_collectives` of the job: see
+    `forked_ranks`.
+    """
+    received: dict[str, int] = json.loads(
+        (Path(job.run_folder) / f"rank-{rank}.bytes.json").read_text()
+    )
     return received

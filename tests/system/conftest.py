@@ -1,4 +1,6 @@
-"""What tests of drivers in their own process share: a store, campaigns in it, and an evaluator with a script."""
+"""What tests of drivers in their own process share: a store, campaigns in it, and an evaluator with
+a script.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +26,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., type[Scripted]]:
     """Register an evaluator named `scripted` that follows a script."""
 
     def follow(
-        script: Callable[[Recipe, int], Outcome | None], base: type[Scripted] = Scripted, **attributes: Any
+        script: Callable[[Recipe, int], Outcome | None],
+        base: type[Scripted] = Scripted,
+        **attributes: Any,
     ) -> type[Scripted]:
         made = type("Mine", (base,), {"script": staticmethod(script), **attributes})
         register(monkeypatch, EVALUATORS, "scripted", made)

@@ -67,17 +67,26 @@ def campaign(folder: Path, recipe: Recipe, **changes: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("strategy", "recipe"), [("exhaustive", OUTSIDE), ("guided", OUTSIDE), ("optuna-tpe", INSIDE)])
-def test_the_baseline_is_measured_first_and_once(strategy: str, recipe: Recipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "recipe"), [("exhaustive", OUTSIDE), ("guided", OUTSIDE), ("optuna-tpe", INSIDE)]
+)
+def test_the_baseline_is_measured_first_and_once(
+    strategy: str, recipe: Recipe, tmp_path: Path
+) -> None:
     store = str(tmp_path / "s.db")
     frontrunner.launch(campaign(tmp_path, recipe, exhaustive=strategy), store=store)
     rows = frontrunner.dataframe("small", store=store)
     first = rows[rows["trial_number"] == 1].iloc[0]
-    assert (first["tensor_parallel"], first["micro_batch_seqs"]) == (recipe.tensor_parallel, recipe.micro_batch_seqs)
+    assert (first["tensor_parallel"], first["micro_batch_seqs"]) == (
+        recipe.tensor_parallel,
+        recipe.micro_batch_seqs,
+    )
     assert rows["recipe_id"].nunique() == rows["trial_number"].nunique() >= 3
     frontrunner.resume("small", store=store)
     again = frontrunner.dataframe("small", store=store)
-    assert (again["recipe_id"] == first["recipe_id"]).sum() == (rows["recipe_id"] == first["recipe_id"]).sum()
+    assert (again["recipe_id"] == first["recipe_id"]).sum() == (
+        rows["recipe_id"] == first["recipe_id"]
+    ).sum()
     found = LocalStore(store).baseline("small")
     assert found is not None
     assert found.own.recipe == recipe
@@ -85,7 +94,9 @@ def test_the_baseline_is_measured_first_and_once(strategy: str, recipe: Recipe, 
     assert f"baseline {first['recipe_id']}: rank {found.own.rank}" in found.in_words()
 
 
-def test_a_baseline_that_cannot_be_measured_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_baseline_that_cannot_be_measured_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
     path = campaign(tmp_path, INSIDE)
     cases = {
         r"small\.toml: search\.baseline: .* illegal for this problem: .* not 64": (
@@ -102,6 +113,8 @@ def test_a_baseline_that_cannot_be_measured_is_refused_before_anything_is_writte
     with pytest.raises(NotFound, match=r"no recipe file at .*none\.json"):
         frontrunner.launch(path, store=str(tmp_path / "s.db"))
     campaign(tmp_path, replace(INSIDE, engine="deepspeed"))
-    with pytest.raises(InvalidInput, match=r"space\.engine = \[\"torch\"\]: expected deepspeed among them"):
+    with pytest.raises(
+        InvalidInput, match=r"space\.engine = \[\"torch\"\]: expected deepspeed among them"
+    ):
         frontrunner.launch(path, store=str(tmp_path / "s.db"))
     assert not (tmp_path / "s.db").exists()

@@ -23,14 +23,17 @@ from support.campaigns import command, environment, needless_imports, tiny, writ
 pytestmark = pytest.mark.alone
 
 ALLOCATION = {
-    "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+    "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost",
     "MASTER_PORT": "1",
 }  # fmt: skip
 
 
 def ranks_below(pid: int) -> list[psutil.Process]:
     """The measuring ranks among a process's children."""
-    return [child for child in psutil.Process(pid).children(recursive=True) if CHILD in child.cmdline()]
+    return [
+        child for child in psutil.Process(pid).children(recursive=True) if CHILD in child.cmdline()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +49,11 @@ def test_an_allocation_that_cannot_be_is_refused(
     change: dict[str, str | None], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (ALLOCATION | change).items():
-        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+        (
+            monkeypatch.delenv(name, raising=False)
+            if value is None
+            else monkeypatch.setenv(name, value)
+        )
 
     with pytest.raises(InvalidInput, match=message):
         allocated(None)
@@ -68,49 +75,94 @@ def test_ranks_of_an_allocation_are_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 def test_four_ranks_measure_every_level_and_a_campaign_uses_it(tmp_path: Path) -> None:
     out = tmp_path / "cluster.toml"
     called = command("calibrate", "--out", str(out), "--ranks", "4", "--seconds", "16", "--json")
-    done = subprocess.run(called, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        called, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
 
     assert done.returncode == 0, done.stderr
-    told, raw = json.loads(done.stdout), json.loads((tmp_path / "cluster.measured.json").read_text())
+    told, raw = (
+        json.loads(done.stdout),
+        json.loads((tmp_path / "cluster.measured.json").read_text()),
+    )
     cluster = read_cluster_file(out)
     assert (cluster.nodes, cluster.devices_per_node, cluster.backend) == (1, 4, "cpu")
     assert {row["collective"] for row in raw["collectives"]} == set(COLLECTIVES)
     assert {row["level"] for row in raw["collectives"]} == {"pair", "node"}
     assert {row["precision"] for row in raw["matmul"]} == {"fp32", "bf16", "fp16"}
-    assert all(row["time_s"] > 0 for part in ("matmul", "memory", "collectives", "layer") for row in raw[part])
+    assert all(
+        row["time_s"] > 0
+        for part in ("matmul", "memory", "collectives", "layer")
+        for row in raw[part]
+    )
     # On a busy machine there is no time for large products; the file then says so.
     lacks_rate = "not written: matmul_tflops.fp32" in out.read_text()
     assert (cluster.matmul_tflops.fp32 is None) == lacks_rate
     assert cluster.memory_gb_per_s == told["cluster"]["memory_gb_per_s"]
     assert (cluster.links.nic_gb_per_s, cluster.links.host_gb_per_s) == (None, None)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.measured.json", "cluster.toml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "cluster.measured.json",
+        "cluster.toml",
+    ]
     table = tiny(space={"tensor_parallel": [1, 2, 4], "pipeline_parallel": [1]})
     table["cluster"] = {"file": "cluster.toml", "memory_gib_per_device": 1.0}
     found = frontrunner.plan(write_toml(tmp_path / "campaign.toml", table))
     assert found.table.fitting == found.legal > 0
-    unwritten = {"links.node_gb_per_s"} if "not written: links of a node" in out.read_text() else set()
+    unwritten = (
+        {"links.node_gb_per_s"} if "not written: links of a node" in out.read_text() else set()
+    )
     assert lacks_rate or set(found.trust.assumed) <= unwritten
 
 
 @pytest.mark.system
 def test_an_allocation_of_torchrun_is_measured_and_written_once(tmp_path: Path) -> None:
-    launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    arguments = ["-m", "frontrunner.cli", "calibrate", "--out", "cluster.toml", "--seconds", "5", "--device", "cpu"]
+    launcher = [
+        sys.executable,
+        "-P",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
+    arguments = [
+        "-m",
+        "frontrunner.cli",
+        "calibrate",
+        "--out",
+        "cluster.toml",
+        "--seconds",
+        "5",
+        "--device",
+        "cpu",
+    ]
     done = subprocess.run(
-        [*launcher, *arguments], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+        [*launcher, *arguments],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
     assert done.returncode == 0, done.stderr
     assert read_cluster_file(tmp_path / "cluster.toml").devices_per_node == 2
-    assert [line for line in done.stdout.splitlines() if line.startswith("written: ")] == ["written: cluster.toml"]
+    assert [line for line in done.stdout.splitlines() if line.startswith("written: ")] == [
+        "written: cluster.toml"
+    ]
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_calibration_leaves_no_file_and_no_rank(how: signal.Signals, tmp_path: Path) -> None:
+def test_an_interrupted_calibration_leaves_no_file_and_no_rank(
+    how: signal.Signals, tmp_path: Path
+) -> None:
     called = command("calibrate", "--out", "cluster.toml", "--ranks", "2", "--seconds", "60")
     process = subprocess.Popen(
-        called, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        called,
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 60
     while len(ranks := ranks_below(process.pid)) < 2 and time.monotonic() < deadline:
@@ -154,7 +206,10 @@ def test_a_device_that_is_not_there_ends_with_the_rank_s_own_words() -> None:
 
     if torch.cuda.is_available():
         pytest.skip("this machine has such a device")
-    with pytest.raises(FrontrunnerError, match=r"(?s)measuring rank 0 ended with status 1:.*(CUDA|NVIDIA|accelerator)"):
+    with pytest.raises(
+        FrontrunnerError,
+        match=r"(?s)measuring rank 0 ended with status 1:.*(CUDA|NVIDIA|accelerator)",
+    ):
         measure(Place(ranks=1, ranks_per_node=1), device="cuda", seconds=5)
 
 

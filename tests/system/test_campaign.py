@@ -1,4 +1,6 @@
-"""Whole campaigns: real probes from a file to a ranking, how they end, and what a person sees meanwhile."""
+"""Whole campaigns: real probes from a file to a ranking, how they end, and what a person sees
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def write(folder: Path, **sections: Table | str) -> str:
 
 @pytest.mark.smoke
 def test_real_probes_from_a_file_to_a_ranking(tmp_path: Path) -> None:
-    done = frontrunner("launch", write(tmp_path, space=FEW, search={"parallel_probes": 2}), cwd=tmp_path)
+    done = frontrunner(
+        "launch", write(tmp_path, space=FEW, search={"parallel_probes": 2}), cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert "2 recipes measured" in done.stdout
     assert "every legal recipe has been tried" in done.stderr
@@ -40,12 +44,19 @@ def test_real_probes_from_a_file_to_a_ranking(tmp_path: Path) -> None:
 
 
 def test_ranks_get_variables_of_the_user_s_own_before_they_meet(tmp_path: Path) -> None:
-    """Gloo reads the interface's name when ranks connect: without it, and with one that exists, they do."""
+    """Gloo reads the interface's name when ranks connect: without it, and with one that exists,
+    they do.
+    """
     own = {"interface": {"values": ["", "lo", "none0"], "env": "GLOO_SOCKET_IFNAME", "default": ""}}
-    spec = spec_of(tiny(space=FEW | {"tensor_parallel": [1], "custom": own}, search={"strategy": "exhaustive"}))
+    spec = spec_of(
+        tiny(space=FEW | {"tensor_parallel": [1], "custom": own}, search={"strategy": "exhaustive"})
+    )
     store = str(tmp_path / "s.db")
     assert api.launch(spec, store=store).measured == 2
-    found = {recipe.recipe.words("lever"): recipe.standing.tokens_per_s for recipe in api.best("tiny", store=store)}
+    found = {
+        recipe.recipe.words("lever"): recipe.standing.tokens_per_s
+        for recipe in api.best("tiny", store=store)
+    }
     assert set(found) == {(), ("interface=lo",)}
     (failed,) = api.failures("tiny", store=store)
     assert failed.trial.recipe.words("lever") == ("interface=none0",)
@@ -53,7 +64,9 @@ def test_ranks_get_variables_of_the_user_s_own_before_they_meet(tmp_path: Path) 
 
 
 def assert_same_training(folder: Path) -> None:
-    """Equal mathematics: both recipes had the same first losses (their batches and seeds are the same)."""
+    """Equal mathematics: both recipes had the same first losses (their batches and seeds are the
+    same).
+    """
     results = sorted(folder.glob("frontrunner-runs/tiny/*/result.json"))
     one, other = (json.loads(path.read_text())["losses"] for path in results)
     assert one == pytest.approx(other, rel=1e-4)
@@ -85,7 +98,10 @@ def test_from_python(tmp_path: Path) -> None:
 def test_nothing_is_written_for_a_campaign_that_cannot_run(tmp_path: Path) -> None:
     store = tmp_path / "s.db"
     with pytest.raises(NothingLegal, match="none of the space's"):
-        api.launch(spec_of(tiny(space={"tensor_parallel": [3], "pipeline_parallel": [1]})), store=str(store))
+        api.launch(
+            spec_of(tiny(space={"tensor_parallel": [3], "pipeline_parallel": [1]})),
+            store=str(store),
+        )
     with pytest.raises(InvalidInput, match=r"data\.path"):
         api.launch(spec_of(tiny(problem={"sequence_length": 100_000})), store=str(store))
     assert list(tmp_path.iterdir()) == []
@@ -128,7 +144,9 @@ def test_the_panel_is_drawn_in_place(tmp_path: Path, columns: int, rows: int) ->
 
 @pytest.mark.system
 def test_the_panel_over_real_probes(tmp_path: Path) -> None:
-    screen, status = run_on_terminal(tmp_path, "launch", write(tmp_path, space=FEW), columns=80, rows=24)
+    screen, status = run_on_terminal(
+        tmp_path, "launch", write(tmp_path, space=FEW), columns=80, rows=24
+    )
     shown = "\n".join(screen.lines)
     assert status == 0, shown
     assert screen.wraps == 0, shown

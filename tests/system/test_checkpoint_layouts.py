@@ -26,10 +26,19 @@ from support.trainer_runs import (
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "GPT-2 in stages of two ranks each, ZeRO-1": (
         GPT2,
-        {"pipeline_parallel": 2, "schedule": "1f1b", "tensor_parallel": 2, "data_parallel": 2, "sharding": (1, 1, 2)}
+        {
+            "pipeline_parallel": 2,
+            "schedule": "1f1b",
+            "tensor_parallel": 2,
+            "data_parallel": 2,
+            "sharding": (1, 1, 2),
+        }
         | {"micro_batch_seqs": 2},
     ),
-    "Llama in two parts, ZeRO-3": ({}, {"tensor_parallel": 2, "data_parallel": 2, "sharding": (2, 2, 2)}),
+    "Llama in two parts, ZeRO-3": (
+        {},
+        {"tensor_parallel": 2, "data_parallel": 2, "sharding": (2, 2, 2)},
+    ),
     "Llama in levels": ({}, {"data_parallel": 4, "sharding": (2, 2, 4), "micro_batch_seqs": 1}),
     "Mixtral with shared experts' ranks, ZeRO-1": (
         EXPERTS,
@@ -50,15 +59,22 @@ OF_DEEPSPEED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"pipeline_parallel": 2, "schedule": "1f1b", "data_parallel": 2, "sharding": (1, 1, 2)}
         | {"micro_batch_seqs": 2},
     ),
-    "Llama of odd widths, ZeRO-2": (ODD, {"data_parallel": 4, "sharding": (1, 4, 4), "micro_batch_seqs": 1}),
+    "Llama of odd widths, ZeRO-2": (
+        ODD,
+        {"data_parallel": 4, "sharding": (1, 4, 4), "micro_batch_seqs": 1},
+    ),
     "Llama of odd widths, ZeRO-3": (
         ODD,
         {"data_parallel": 4, "sharding": (4, 4, 4), "micro_batch_seqs": 1, "offload": "optimizer"},
     ),
-    "Llama in two parts, ZeRO-3": ({}, {"tensor_parallel": 2, "data_parallel": 2, "sharding": (2, 2, 2)}),
+    "Llama in two parts, ZeRO-3": (
+        {},
+        {"tensor_parallel": 2, "data_parallel": 2, "sharding": (2, 2, 2)},
+    ),
 }
 LAYOUTS |= {
-    f"DeepSpeed: {name}": (shape, choices | {"engine": "deepspeed"}) for name, (shape, choices) in OF_DEEPSPEED.items()
+    f"DeepSpeed: {name}": (shape, choices | {"engine": "deepspeed"})
+    for name, (shape, choices) in OF_DEEPSPEED.items()
 }
 
 
@@ -67,14 +83,18 @@ def test_an_export_has_the_trained_weights_whatever_the_layout(layout: str, tmp_
     shape, choices = LAYOUTS[layout]
     if choices.get("engine") == "deepspeed":
         pytest.importorskip("deepspeed", reason="deepspeed is an extra")
-    job = training_job(small_job(tmp_path / "replay", model=small_model(**shape), recipe=small_recipe(**choices)))
+    job = training_job(
+        small_job(tmp_path / "replay", model=small_model(**shape), recipe=small_recipe(**choices))
+    )
     prepare(job)
     run_job(job)
     checkpoint = open_checkpoint(tmp_path / "replay")
     export(checkpoint, tmp_path / "model")
 
     right = reference(job)
-    found = checkpoint.read(f"model.{name}" for name in right.weights)  # logits are the same with other orders of heads
+    found = checkpoint.read(
+        f"model.{name}" for name in right.weights
+    )  # logits are the same with other orders of heads
     for name, weight in right.weights.items():
         assert float((found[f"model.{name}"] - weight).abs().max()) < 1e-5, name
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()

@@ -1,4 +1,6 @@
-"""The examples of other people's trainers, run as they are: DeepSpeed and Accelerate on this machine's processors."""
+"""The examples of other people's trainers, run as they are: DeepSpeed and Accelerate on this
+machine's processors.
+"""
 
 import json
 import re

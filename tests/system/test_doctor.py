@@ -18,7 +18,15 @@ import pytest
 import frontrunner as api
 from frontrunner.evaluators.diagnostics.doctor.collective_test import RANK_MODULE, SILENT_S
 from frontrunner.spaces.errors import InvalidInput
-from support.campaigns import command, environment, frontrunner, is_alive, needless_imports, tiny, write_toml
+from support.campaigns import (
+    command,
+    environment,
+    frontrunner,
+    is_alive,
+    needless_imports,
+    tiny,
+    write_toml,
+)
 from support.collective_tests import ranks_below, slowed, start_test
 from support.terminals import run_on_terminal
 
@@ -33,7 +41,9 @@ def ranks_section(output: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_machine_that_can_run_campaigns_has_no_problem(columns: int) -> None:
-    with tempfile.TemporaryDirectory() as name:  # paths are shown whole, and pytest's own are wider than a terminal
+    with (
+        tempfile.TemporaryDirectory() as name
+    ):  # paths are shown whole, and pytest's own are wider than a terminal
         folder = Path(name)
         named = [str(write_toml(folder / "campaign.toml", tiny()))] if columns == 120 else []
         screen, status = run_on_terminal(folder, "doctor", *named, columns=columns, rows=60)
@@ -54,9 +64,16 @@ def test_a_campaign_for_other_devices_is_a_problem_with_exit_code_1(tmp_path: Pa
     done = frontrunner("doctor", "--json", str(file), cwd=tmp_path)
 
     assert done.returncode == 1
-    problems = {check["name"]: check for check in json.loads(done.stdout)["checks"] if check["status"] == "problem"}
+    problems = {
+        check["name"]: check
+        for check in json.loads(done.stdout)["checks"]
+        if check["status"] == "problem"
+    }
     assert problems["campaign"]["found"].startswith("its cluster has rocm devices, this machine ")
-    assert "several" in problems["run folder"]["found"] or "2 nodes do not share" in problems["run folder"]["found"]
+    assert (
+        "several" in problems["run folder"]["found"]
+        or "2 nodes do not share" in problems["run folder"]["found"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,12 +104,16 @@ def test_ranks_that_work_together_are_timed_and_leave_nothing(tmp_path: Path) ->
     output, errors = process.communicate(timeout=120)
 
     assert process.returncode == 0, errors
-    assert ranks_section(output)[0]["found"] == f"{RANKS} ranks, cpu: all arrived, all sums are right"
+    assert (
+        ranks_section(output)[0]["found"] == f"{RANKS} ranks, cpu: all arrived, all sums are right"
+    )
     rows = json.loads(output)["all_reduce"]
     assert len(rows) >= 2
     for row in rows:
         assert row["algorithm_bytes_per_s"] == pytest.approx(row["bytes"] / row["time_s"])
-        assert row["bus_bytes_per_s"] == pytest.approx(row["algorithm_bytes_per_s"] * 2 * (RANKS - 1) / RANKS)
+        assert row["bus_bytes_per_s"] == pytest.approx(
+            row["algorithm_bytes_per_s"] * 2 * (RANKS - 1) / RANKS
+        )
     assert not any(map(is_alive, ranks))
     assert not list(tmp_path.iterdir())
 
@@ -113,9 +134,13 @@ def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
 
 
 def wait_until_they_work(ranks: list[psutil.Process]) -> None:
-    """Until the ranks have connected to one another: gloo then holds sockets to each peer beside the board's two."""
+    """Until the ranks have connected to one another: gloo then holds sockets to each peer beside
+    the board's two.
+    """
     deadline = time.monotonic() + 60
-    while min(len(rank.net_connections("tcp")) for rank in ranks) < 4 and time.monotonic() < deadline:
+    while (
+        min(len(rank.net_connections("tcp")) for rank in ranks) < 4 and time.monotonic() < deadline
+    ):
         time.sleep(0.05)
 
 
@@ -168,7 +193,13 @@ def test_a_rank_that_is_slowed_is_named(tmp_path: Path) -> None:
 def test_ranks_of_a_launcher_meet_and_one_process_tells(tmp_path: Path) -> None:
     called = ["mpiexec", "-n", "2", *command("doctor", "--run", "--json")]
     done = subprocess.run(
-        called, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=150, check=False
+        called,
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     checks = {check["name"]: check["found"] for check in json.loads(done.stdout)["checks"]}
@@ -178,7 +209,15 @@ def test_ranks_of_a_launcher_meet_and_one_process_tells(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_a_rank_of_torchrun_that_is_killed_is_named_and_all_processes_end(tmp_path: Path) -> None:
-    launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = [
+        sys.executable,
+        "-P",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     called = [*launcher, "-m", "--", "frontrunner.cli", "doctor", "--run", "--json"]
     with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
         process = subprocess.Popen(called, cwd=tmp_path, env=environment(), stdout=out, stderr=err)

@@ -19,7 +19,9 @@ from support.slurm import SlurmCluster, missing_programs, slurm_cluster
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.system,
-    pytest.mark.skipif(bool(missing_programs()), reason=f"Slurm is not installed: {', '.join(missing_programs())}"),
+    pytest.mark.skipif(
+        bool(missing_programs()), reason=f"Slurm is not installed: {', '.join(missing_programs())}"
+    ),
 ]
 
 
@@ -30,10 +32,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 def started(cluster: SlurmCluster, folder: Path) -> subprocess.Popen[str]:
-    """A step with a rank on each node. Both nodes are this machine, so the ranks are told where they meet."""
+    """A step with a rank on each node. Both nodes are this machine, so the ranks are told where
+    they meet.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    told = environment() | cluster.environment | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    told = (
+        environment() | cluster.environment | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    )
     called = ["srun", "-N2", "-n2", "--mpi=none", *command("doctor", "--run", "--json")]
     return subprocess.Popen(
         called, cwd=folder, env=told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -49,7 +55,9 @@ def test_a_step_of_two_nodes_adds_up(cluster: SlurmCluster, tmp_path: Path) -> N
     assert checks["all-reduce"]["found"] == "2 ranks, cpu: all arrived, all sums are right"
 
 
-def test_a_rank_of_a_step_that_is_killed_is_named_by_the_other_node(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_a_rank_of_a_step_that_is_killed_is_named_by_the_other_node(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
     process = started(cluster, tmp_path)
     conf = cluster.environment["SLURM_CONF"]
     ranks = wait_for(lambda: found if len(found := ranks_of_cluster(conf)) == 2 else None)

@@ -1,4 +1,6 @@
-"""The driver over simulated and scripted evaluators: budgets, retries, pauses, recovery, and what is told to whom."""
+"""The driver over simulated and scripted evaluators: budgets, retries, pauses, recovery, and what
+is told to whom.
+"""
 
 import os
 import time
@@ -33,7 +35,10 @@ STATE_AFTER = {"stop": CampaignState.STOPPED, "pause": CampaignState.PAUSED}
 def test_a_campaign_without_limits_tries_every_legal_recipe_once(campaigns: Campaigns) -> None:
     record, spec = campaigns.create()
     conclusion = campaigns.driver(record, spec).run()
-    assert (conclusion.state, conclusion.reason) == (CampaignState.FINISHED, "every legal recipe has been tried")
+    assert (conclusion.state, conclusion.reason) == (
+        CampaignState.FINISHED,
+        "every legal recipe has been tried",
+    )
     trials = campaigns.store.trials(record.id)
     assert len({trial.recipe for trial in trials}) == len(trials) == conclusion.measured == LEGAL
     stored = campaigns.store.campaign(record.name)
@@ -42,7 +47,9 @@ def test_a_campaign_without_limits_tries_every_legal_recipe_once(campaigns: Camp
 
 
 @pytest.mark.parametrize("strategy", ["exhaustive", "random"])
-def test_the_budget_of_probes_ends_a_campaign_and_shows_as_it_is_used(campaigns: Campaigns, strategy: str) -> None:
+def test_the_budget_of_probes_ends_a_campaign_and_shows_as_it_is_used(
+    campaigns: Campaigns, strategy: str
+) -> None:
     record, spec = campaigns.create(budget={"probes": 4}, search={"strategy": strategy})
     heard = Recorder()
     conclusion = campaigns.driver(record, spec, heard).run()
@@ -94,7 +101,9 @@ class NoRoom(Scripted):
 def test_probes_that_wait_for_nodes_are_withdrawn_when_no_more_may_begin(
     campaigns: Campaigns, scripted: Any, ask: str
 ) -> None:
-    made = scripted(lambda recipe, attempt: failure(FailureKind.OUT_OF_MEMORY, node_seconds=9.0), base=NoRoom)
+    made = scripted(
+        lambda recipe, attempt: failure(FailureKind.OUT_OF_MEMORY, node_seconds=9.0), base=NoRoom
+    )
     budget = {"node_hours": 0.001} if ask == "hours" else {}
     record, spec = campaigns.create("scripted", budget=budget, search={"parallel_probes": 4})
     heard = Recorder(lambda view, ended: None if ask == "hours" else getattr(driver, ask)())
@@ -108,7 +117,9 @@ def test_probes_that_wait_for_nodes_are_withdrawn_when_no_more_may_begin(
     assert campaigns.store.campaign(record.name).node_seconds_spent <= 18.0
 
 
-def test_a_budget_of_probes_is_used_by_those_that_wait_for_nodes(campaigns: Campaigns, scripted: Any) -> None:
+def test_a_budget_of_probes_is_used_by_those_that_wait_for_nodes(
+    campaigns: Campaigns, scripted: Any
+) -> None:
     made = scripted(lambda recipe, attempt: None, base=NoRoom, seconds=0.02)
     record, spec = campaigns.create("scripted", budget={"probes": 5}, search={"parallel_probes": 4})
     assert campaigns.driver(record, spec).run().measured == 5
@@ -117,14 +128,18 @@ def test_a_budget_of_probes_is_used_by_those_that_wait_for_nodes(campaigns: Camp
 
 def test_the_budget_of_node_hours_counts_failures_too(campaigns: Campaigns, scripted: Any) -> None:
     scripted(lambda recipe, attempt: failure(FailureKind.OUT_OF_MEMORY, node_seconds=9.0))
-    record, spec = campaigns.create("scripted", budget={"node_hours": 0.006}, search={"identical_failures": 99})
+    record, spec = campaigns.create(
+        "scripted", budget={"node_hours": 0.006}, search={"identical_failures": 99}
+    )
     conclusion = campaigns.driver(record, spec).run()
     assert "node-hours" in conclusion.reason
     assert campaigns.states(record) == {TrialState.FAILED: 3}
     assert campaigns.store.campaign(record.name).node_seconds_spent == 27.0
 
 
-def test_the_budget_of_minutes_is_the_drivers_time_over_all_its_runs(campaigns: Campaigns, scripted: Any) -> None:
+def test_the_budget_of_minutes_is_the_drivers_time_over_all_its_runs(
+    campaigns: Campaigns, scripted: Any
+) -> None:
     scripted(lambda recipe, attempt: None, seconds=0.2)
     record, spec = campaigns.create("scripted", budget={"minutes": 0.01})
     start = time.monotonic()
@@ -133,7 +148,9 @@ def test_the_budget_of_minutes_is_the_drivers_time_over_all_its_runs(campaigns: 
     assert time.monotonic() - start < 60
     again = campaigns.driver(record, spec).run()
     assert "minutes" in again.reason
-    assert again.measured == conclusion.measured, "resumed with nothing left to spend, it starts nothing"
+    assert again.measured == conclusion.measured, (
+        "resumed with nothing left to spend, it starts nothing"
+    )
 
 
 def test_a_hard_budget_of_node_hours_is_never_passed(
@@ -151,7 +168,9 @@ def test_a_hard_budget_of_node_hours_is_never_passed(
     assert campaigns.states(record) == {TrialState.QUEUED: 2}, "cut off, not failed"
 
 
-def test_failed_attempts_are_tried_again_as_their_kind_says(campaigns: Campaigns, scripted: Any) -> None:
+def test_failed_attempts_are_tried_again_as_their_kind_says(
+    campaigns: Campaigns, scripted: Any
+) -> None:
     kinds = (FailureKind.CRASHED, FailureKind.OUT_OF_MEMORY, FailureKind.LOST)
     spec = spec_of(tiny())
     recipes = spec.space.survey(spec.problem).recipes
@@ -173,7 +192,9 @@ def test_a_failure_that_passes_is_measured_in_the_end(campaigns: Campaigns, scri
     assert campaigns.driver(record, spec).run().measured == LEGAL
 
 
-def test_failing_alike_pauses_before_the_first_measurement_only(campaigns: Campaigns, scripted: Any) -> None:
+def test_failing_alike_pauses_before_the_first_measurement_only(
+    campaigns: Campaigns, scripted: Any
+) -> None:
     scripted(lambda recipe, attempt: failure(FailureKind.CRASHED))
     record, spec = campaigns.create("scripted", search={"identical_failures": 3})
     conclusion = campaigns.driver(record, spec).run()
@@ -185,19 +206,27 @@ def test_failing_alike_pauses_before_the_first_measurement_only(campaigns: Campa
     assert campaigns.driver(record, spec).run().measured == LEGAL - 3
 
 
-def test_running_out_of_memory_as_the_formulas_predict_does_not_pause(campaigns: Campaigns, scripted: Any) -> None:
+def test_running_out_of_memory_as_the_formulas_predict_does_not_pause(
+    campaigns: Campaigns, scripted: Any
+) -> None:
     _, whole = campaigns.create(name="whole")
     peaks = sorted(found.peak_memory_bytes for found in plan_of(whole).estimates)
-    limits = {"memory_gib_per_device": peaks[2] / 2**30}  # three of the recipes are estimated to fit
+    limits = {
+        "memory_gib_per_device": peaks[2] / 2**30
+    }  # three of the recipes are estimated to fit
     fitting: set[Recipe] = set()
-    scripted(lambda recipe, attempt: None if recipe in fitting else failure(FailureKind.OUT_OF_MEMORY))
+    scripted(
+        lambda recipe, attempt: None if recipe in fitting else failure(FailureKind.OUT_OF_MEMORY)
+    )
     record, spec = campaigns.create("scripted", cluster=limits, search={"identical_failures": 2})
     fitting.update(found.recipe for found in plan_of(spec).fastest(LEGAL))
     assert len(fitting) == 3
     conclusion = campaigns.driver(record, spec).run()
     assert (conclusion.state, conclusion.measured) == (CampaignState.FINISHED, 3)
 
-    surprising, spec = campaigns.create("scripted", cluster=limits, search={"identical_failures": 2}, name="surprising")
+    surprising, spec = campaigns.create(
+        "scripted", cluster=limits, search={"identical_failures": 2}, name="surprising"
+    )
     scripted(lambda recipe, attempt: failure(FailureKind.OUT_OF_MEMORY))
     paused = campaigns.driver(surprising, spec).run()
     assert paused.reason == "2 probes failed alike before any was measured: out-of-memory"
@@ -205,20 +234,28 @@ def test_running_out_of_memory_as_the_formulas_predict_does_not_pause(campaigns:
     assert len(fitting.intersection(tried)) == 2 < len(tried)
 
 
-def test_a_search_ends_with_what_surely_does_not_fit_untried(campaigns: Campaigns, scripted: Any) -> None:
+def test_a_search_ends_with_what_surely_does_not_fit_untried(
+    campaigns: Campaigns, scripted: Any
+) -> None:
     large = {"hidden": 4096, "ffn_hidden": 16384}
     _, whole = campaigns.create(name="whole", model=large)
     least = min(found.peak_memory_bytes for found in plan_of(whole).estimates)
     scripted(lambda recipe, attempt: None)
     record, spec = campaigns.create(
-        "scripted", model=large, cluster={"memory_gib_per_device": least / 2**30}, search={"strategy": "random"}
+        "scripted",
+        model=large,
+        cluster={"memory_gib_per_device": least / 2**30},
+        search={"strategy": "random"},
     )
     heard = Recorder()
     conclusion = campaigns.driver(record, spec, heard).run()
     left = LEGAL - conclusion.measured
     assert 0 < left < LEGAL
     untried = f"but for {left} that surely do not fit (search.prune_infeasible)"
-    assert (heard.notices, conclusion.reason) == (["pruned"], f"every legal recipe has been tried, {untried}")
+    assert (heard.notices, conclusion.reason) == (
+        ["pruned"],
+        f"every legal recipe has been tried, {untried}",
+    )
 
 
 def test_failures_of_different_kinds_do_not_pause(campaigns: Campaigns, scripted: Any) -> None:
@@ -256,7 +293,10 @@ def test_a_request_to_end_queues_what_was_running(campaigns: Campaigns, scripted
     began, ended = campaigns.store.events(record.id)
     by = {"driver": f"{this_host()}:{os.getpid()}", "user": acting_user()}
     assert (began.kind, began.data) == ("launched", by)
-    assert (ended.kind, ended.data) == ("stopping", {"leaves": "stopped", "probes_to_finish": 0, "probes_ended": 2})
+    assert (ended.kind, ended.data) == (
+        "stopping",
+        {"leaves": "stopped", "probes_to_finish": 0, "probes_ended": 2},
+    )
     assert campaigns.store.open_attempts(record.id) == []
     scripted(lambda recipe, attempt: None)
     assert campaigns.driver(record, spec).run().measured == LEGAL
@@ -273,7 +313,9 @@ def test_what_probes_wait_for_is_reported_and_stored_once(
     heard = Recorder()
     campaigns.driver(record, spec, heard).run()
     assert heard.notices == ["nodes-awaited"]
-    (event,) = [event for event in campaigns.store.events(record.id) if event.kind == "nodes-awaited"]
+    (event,) = [
+        event for event in campaigns.store.events(record.id) if event.kind == "nodes-awaited"
+    ]
     assert noticed(event.kind, event.data) == "probes wait for nodes: 1 of Ray's 1 nodes have CPU 1"
 
 
@@ -283,12 +325,18 @@ def test_the_same_seed_goes_on_where_it_was_stopped(campaigns: Campaigns) -> Non
     parts, spec = campaigns.create(name="parts")
     for _ in range(LEGAL + 1):
         campaigns.stopped_after_a_probe(parts, spec)
-    tried = [[trial.recipe for trial in campaigns.store.trials(record.id)] for record in (whole, parts)]
+    tried = [
+        [trial.recipe for trial in campaigns.store.trials(record.id)] for record in (whole, parts)
+    ]
     assert tried[0] == tried[1]
 
 
-def left_open(campaigns: Campaigns, outcome: Outcome | None) -> tuple[Campaign, CampaignSpec, Recipe]:
-    """A campaign whose driver died with one attempt under way, which left an outcome on disk or none."""
+def left_open(
+    campaigns: Campaigns, outcome: Outcome | None
+) -> tuple[Campaign, CampaignSpec, Recipe]:
+    """A campaign whose driver died with one attempt under way, which left an outcome on disk or
+    none.
+    """
     record, spec = campaigns.create()
     recipe = spec.space.survey(spec.problem).recipes[-1]
     lease = campaigns.store.acquire_lease(record.id, host=this_host(), pid=2**22 + 1)
@@ -334,11 +382,15 @@ def test_a_harvested_failure_is_tried_again_as_its_kind_says(campaigns: Campaign
 
 def test_a_recipe_that_takes_its_driver_along_is_given_up_in_the_end(campaigns: Campaigns) -> None:
     record, spec, _ = left_open(campaigns, None)
-    for _ in range(MAX_ATTEMPTS + 1):  # each driver finds the attempt lost, and is killed while it makes the next
+    for _ in range(
+        MAX_ATTEMPTS + 1
+    ):  # each driver finds the attempt lost, and is killed while it makes the next
         lease = campaigns.store.acquire_lease(record.id, host=this_host(), pid=2**22 + 1)
         (trial,) = campaigns.store.trials(record.id)
         if trial.state is TrialState.QUEUED:
-            campaigns.store.drive(lease).start_attempt(trial, run_folder=str(spec.run_folder / "gone"))
+            campaigns.store.drive(lease).start_attempt(
+                trial, run_folder=str(spec.run_folder / "gone")
+            )
         campaigns.store.drive(lease).release(CampaignState.STOPPED, reason="")
         campaigns.stopped_at_once(record, spec)
     assert campaigns.states(record) == {TrialState.FAILED: 1}
@@ -346,20 +398,28 @@ def test_a_recipe_that_takes_its_driver_along_is_given_up_in_the_end(campaigns: 
     assert conclusion.measured == LEGAL - 1, "and it is not proposed again"
 
 
-def test_a_trial_that_was_lost_for_good_is_left_alone_on_resume(campaigns: Campaigns, scripted: Any) -> None:
+def test_a_trial_that_was_lost_for_good_is_left_alone_on_resume(
+    campaigns: Campaigns, scripted: Any
+) -> None:
     spec = spec_of(tiny())
     doomed = spec.space.survey(spec.problem).recipes[0]
     made = scripted(lambda recipe, attempt: failure(FailureKind.LOST) if recipe == doomed else None)
-    record, spec = campaigns.create("scripted", search={"strategy": "exhaustive"}, budget={"probes": 3})
+    record, spec = campaigns.create(
+        "scripted", search={"strategy": "exhaustive"}, budget={"probes": 3}
+    )
     campaigns.driver(record, spec).run()
     assert made.attempts[doomed] == 4
-    larger = spec_of(tiny(evaluator="scripted", search={"strategy": "exhaustive"}), campaigns.folder)
+    larger = spec_of(
+        tiny(evaluator="scripted", search={"strategy": "exhaustive"}), campaigns.folder
+    )
     conclusion = campaigns.driver(record, larger).run()
     assert conclusion.measured == LEGAL - 1
     assert made.attempts[doomed] == 0, "counted anew by the second driver's evaluator"
 
 
-def test_a_second_driver_is_refused_and_takes_over_when_told(campaigns: Campaigns, scripted: Any) -> None:
+def test_a_second_driver_is_refused_and_takes_over_when_told(
+    campaigns: Campaigns, scripted: Any
+) -> None:
     scripted(lambda recipe, attempt: None, seconds=0.02)
     record, spec = campaigns.create("scripted")
     seen: list[str] = []
@@ -374,7 +434,9 @@ def test_a_second_driver_is_refused_and_takes_over_when_told(campaigns: Campaign
     with pytest.raises(AlreadyDriven, match=r"given back|taken over"):
         campaigns.driver(record, spec, Recorder(rival)).run()
     assert campaigns.states(record) == {TrialState.MEASURED: LEGAL}
-    assert campaigns.store.campaign(record.name).state is CampaignState.FINISHED, "the fenced driver changed nothing"
+    assert campaigns.store.campaign(record.name).state is CampaignState.FINISHED, (
+        "the fenced driver changed nothing"
+    )
 
 
 def test_two_stores_may_share_a_folder_for_runs(campaigns: Campaigns, tmp_path: Path) -> None:
@@ -384,7 +446,11 @@ def test_two_stores_may_share_a_folder_for_runs(campaigns: Campaigns, tmp_path: 
         others = Campaigns(other, campaigns.folder)
         second, spec = others.create()
         others.driver(second, spec).run()
-        folders = [a.run_folder for s, r in ((campaigns.store, record), (other, second)) for a in _attempts(s, r)]
+        folders = [
+            a.run_folder
+            for s, r in ((campaigns.store, record), (other, second))
+            for a in _attempts(s, r)
+        ]
     assert len(set(folders)) == len(folders) == 2 * LEGAL
 
 
@@ -394,10 +460,14 @@ def _attempts(store: Store, record: Campaign) -> list[Any]:
     from frontrunner.results.schema import AttemptRow
 
     with store.database.read() as connection:
-        return list(connection.execute(select(AttemptRow).where(AttemptRow.campaign_id == record.id)))
+        return list(
+            connection.execute(select(AttemptRow).where(AttemptRow.campaign_id == record.id))
+        )
 
 
-def test_an_evaluator_that_fails_leaves_a_campaign_that_can_be_resumed(campaigns: Campaigns, scripted: Any) -> None:
+def test_an_evaluator_that_fails_leaves_a_campaign_that_can_be_resumed(
+    campaigns: Campaigns, scripted: Any
+) -> None:
     def broken_disk(recipe: Recipe, attempt: int) -> Outcome | None:
         raise OSError(5, "Input/output error")
 
@@ -414,7 +484,9 @@ def test_an_evaluator_that_fails_leaves_a_campaign_that_can_be_resumed(campaigns
 
 
 class BatchJob:
-    """A batch job that the driver is in, as its batch system reports it: `left_s` before its end."""
+    """A batch job that the driver is in, as its batch system reports it: `left_s` before its
+    end.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, left_s: float) -> None:
         self.left_s = left_s
@@ -448,7 +520,9 @@ def test_a_job_too_short_for_a_probe_pauses_the_campaign(
 ) -> None:
     BatchJob(monkeypatch, left_s=100.0)
     scripted(lambda recipe, attempt: None)
-    record, spec = campaigns.create("scripted")  # whose probes may take 60 s, and 45 s are for the driver's end
+    record, spec = campaigns.create(
+        "scripted"
+    )  # whose probes may take 60 s, and 45 s are for the driver's end
     conclusion = campaigns.driver(record, spec).run()
     assert (conclusion.state, conclusion.job_ends) == (CampaignState.PAUSED, False)
     assert conclusion.reason.endswith("a probe needs up to 105 s; no probe has run in it")
@@ -466,7 +540,9 @@ def test_what_outlasts_the_job_is_cut_off_and_tried_again(
     campaigns: Campaigns, scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = BatchJob(monkeypatch, left_s=1000.0)
-    scripted(lambda recipe, attempt: setattr(job, "left_s", 20.0), OneEnds)  # which moves the job's end
+    scripted(
+        lambda recipe, attempt: setattr(job, "left_s", 20.0), OneEnds
+    )  # which moves the job's end
     record, spec = campaigns.create("scripted", search={"parallel_probes": 9})
     conclusion = campaigns.driver(record, spec).run()
     assert (conclusion.state, conclusion.job_ends) == (CampaignState.STOPPED, True)

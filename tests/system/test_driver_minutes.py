@@ -1,4 +1,6 @@
-"""A hard budget of minutes, whatever drivers are started within it, and however they are held up."""
+"""A hard budget of minutes, whatever drivers are started within it, and however they are held
+up.
+"""
 
 import time
 from collections.abc import Callable
@@ -20,7 +22,9 @@ from support.drivers import Campaigns
 
 ALLOWED_S = 60.0
 CUT_S = 5.0
-"""Probes are ended so long before the limit; a machine that stands still for as long would fail these tests."""
+"""Probes are ended so long before the limit; a machine that stands still for as long would fail
+these tests.
+"""
 TOO_LITTLE = "the hard budget leaves too little for a probe"
 ROUNDING_S = 1e-9
 """Sums of seconds are those of floating-point numbers."""
@@ -32,13 +36,19 @@ def sooner_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def near_its_end(campaigns: Campaigns, scripted: Any) -> Callable[[float], tuple[Campaign, CampaignSpec]]:
+def near_its_end(
+    campaigns: Campaigns, scripted: Any
+) -> Callable[[float], tuple[Campaign, CampaignSpec]]:
     """Makes a campaign of probes that do not end, with so many seconds of its minutes left."""
 
     def made(left_s: float) -> tuple[Campaign, CampaignSpec]:
         scripted(lambda recipe, attempt: None, seconds=600)
-        record, spec = campaigns.create("scripted", budget={"minutes": ALLOWED_S / 60, "hard": True})
-        writer = campaigns.store.drive(campaigns.store.acquire_lease(record.id, host=this_host(), pid=2**22 + 1))
+        record, spec = campaigns.create(
+            "scripted", budget={"minutes": ALLOWED_S / 60, "hard": True}
+        )
+        writer = campaigns.store.drive(
+            campaigns.store.acquire_lease(record.id, host=this_host(), pid=2**22 + 1)
+        )
         writer.set_state(CampaignState.RUNNING, reason="")
         writer.add_driver_seconds(ALLOWED_S - left_s)
         writer.release(CampaignState.STOPPED, reason="")
@@ -73,7 +83,9 @@ def overtimes_s(campaigns: Campaigns, record: Campaign) -> list[float]:
     return [float(str(data["seconds"])) for data in told]
 
 
-def test_drivers_that_are_started_again_and_again_do_not_pass_it(campaigns: Campaigns, near_its_end: Any) -> None:
+def test_drivers_that_are_started_again_and_again_do_not_pass_it(
+    campaigns: Campaigns, near_its_end: Any
+) -> None:
     """At first each has time for a probe and is ended in it; then none has, and none is charged."""
     record, spec = near_its_end(CUT_S + 0.5)
     with_time = without = 0
@@ -87,7 +99,10 @@ def test_drivers_that_are_started_again_and_again_do_not_pass_it(campaigns: Camp
         else:
             without += 1
             assert (driven_s(campaigns, record), watch.probes) == (before_s, 0)
-            assert (ended.state, ended.reason) == (CampaignState.FINISHED, f"{TOO_LITTLE}: {ended.limits[0]}")
+            assert (ended.state, ended.reason) == (
+                CampaignState.FINISHED,
+                f"{TOO_LITTLE}: {ended.limits[0]}",
+            )
     assert with_time > 0
     assert driven_s(campaigns, record) < ALLOWED_S
     assert overtimes_s(campaigns, record) == []
@@ -110,7 +125,9 @@ def test_a_driver_that_is_held_up_is_charged_what_there_was_and_tells_of_the_res
     assert 0.2 <= beyond_s <= time.monotonic() - began_s - 0.3
     campaigns.driver(record, spec).run()
     assert driven_s(campaigns, record) == pytest.approx(ALLOWED_S, abs=ROUNDING_S)
-    assert len(overtimes_s(campaigns, record)) == 1, "it could not have begun anything, so nothing held it up"
+    assert len(overtimes_s(campaigns, record)) == 1, (
+        "it could not have begun anything, so nothing held it up"
+    )
 
 
 def test_what_a_strategy_proposes_too_late_is_not_begun(

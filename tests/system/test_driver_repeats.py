@@ -1,4 +1,6 @@
-"""The driver with strategies that predict: repeated measurements, and campaigns that end with little left to gain."""
+"""The driver with strategies that predict: repeated measurements, and campaigns that end with
+little left to gain.
+"""
 
 from __future__ import annotations
 
@@ -71,14 +73,24 @@ def disturbed(recipe: Recipe) -> Outcome:
     return replace(simulate(recipe, SETUP), telemetry=DISTURBED)
 
 
-def test_a_disturbed_measurement_is_made_again_and_the_clean_one_ranks(campaigns: Campaigns, scripted: Any) -> None:
-    scripted(lambda recipe, attempt: disturbed(recipe) if attempt < (3 if recipe == RECIPES[0] else 1) else None)
+def test_a_disturbed_measurement_is_made_again_and_the_clean_one_ranks(
+    campaigns: Campaigns, scripted: Any
+) -> None:
+    scripted(
+        lambda recipe, attempt: (
+            disturbed(recipe) if attempt < (3 if recipe == RECIPES[0] else 1) else None
+        )
+    )
     record, spec = campaigns.create("scripted", search=EXHAUSTIVE, budget={"probes": 3})
     heard = Recorder()
     conclusion = campaigns.driver(record, spec, heard).run()
-    assert conclusion.reason == "the budget is used up: 3 of 3 probes", "repeats of the machine's are no probes"
+    assert conclusion.reason == "the budget is used up: 3 of 3 probes", (
+        "repeats of the machine's are no probes"
+    )
     assert [ended.will_retry for ended in heard.endings] == [True, True, False, False, False]
-    assert outcome_line(heard.endings[0]).endswith(f"; will be measured again: {DISTURBED.doubts[0]}")
+    assert outcome_line(heard.endings[0]).endswith(
+        f"; will be measured again: {DISTURBED.doubts[0]}"
+    )
     ranking = best(campaigns.store, record)
     assert {(row.standing.repeats, row.doubts) for row in ranking} == {(1, ())}
     with campaigns.store.database.read() as connection:
@@ -90,14 +102,30 @@ def test_repeats_end_where_a_machine_stays_busy(campaigns: Campaigns, scripted: 
     made = scripted(lambda recipe, attempt: None if recipe in clean else disturbed(recipe))
     record, spec = campaigns.create("scripted", search=EXHAUSTIVE)
     assert campaigns.driver(record, spec).run().measured == LEGAL
-    assert [made.attempts[recipe] for recipe in RECIPES] == [3, 2, 1, 1, 1, 3, 2, 1, 1], "until one is clean"
-    assert all(bool(row.doubts) == (row.recipe not in clean) for row in best(campaigns.store, record))
+    assert [made.attempts[recipe] for recipe in RECIPES] == [
+        3,
+        2,
+        1,
+        1,
+        1,
+        3,
+        2,
+        1,
+        1,
+    ], "until one is clean"
+    assert all(
+        bool(row.doubts) == (row.recipe not in clean) for row in best(campaigns.store, record)
+    )
     with campaigns.store.database.read() as connection:
         assert check(connection, store="it").is_sound
 
 
-def test_a_driver_and_its_successor_go_by_the_same_measurements(campaigns: Campaigns, use: Any, scripted: Any) -> None:
-    """One recipe's repeat stays disturbed, and faster; another's first measurements are, and its repeat is not."""
+def test_a_driver_and_its_successor_go_by_the_same_measurements(
+    campaigns: Campaigns, use: Any, scripted: Any
+) -> None:
+    """One recipe's repeat stays disturbed, and faster; another's first measurements are, and its
+    repeat is not.
+    """
     outcomes = {
         RECIPES[0]: [outcome_at(1.0), *[replace(outcome_at(0.5), telemetry=DISTURBED)] * 2],
         RECIPES[1]: [*[replace(outcome_at(0.6), telemetry=DISTURBED)] * 3, outcome_at(2.0)],
@@ -113,21 +141,41 @@ def test_a_driver_and_its_successor_go_by_the_same_measurements(campaigns: Campa
     seen: list[Ended | None] = []
     heard: Any = Recorder(lambda view, _: seen.append(view.best))
     campaigns.driver(record, spec, heard).run()
-    assert [ended.will_retry for ended in heard.endings] == [False, True, True, False, True, False, False]
-    assert [told.outcome for told in made[0].heard] == [outcomes[RECIPES[0]][0], *outcomes[RECIPES[1]][:3]]
+    assert [ended.will_retry for ended in heard.endings] == [
+        False,
+        True,
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert [told.outcome for told in made[0].heard] == [
+        outcomes[RECIPES[0]][0],
+        *outcomes[RECIPES[1]][:3],
+    ]
     live = made[-1].heard
     heard.began = lambda view: seen.append(view.best)
     campaigns.driver(record, spec, heard).run()
     assert [told.outcome for told in live] == [outcomes[RECIPES[0]][0], outcomes[RECIPES[1]][-1]]
     assert made[-1].heard == live
-    rates = [ended.outcome.tokens_per_s for ended in seen if ended and isinstance(ended.outcome, Measurement)]
+    rates = [
+        ended.outcome.tokens_per_s
+        for ended in seen
+        if ended and isinstance(ended.outcome, Measurement)
+    ]
     assert rates == [256.0, *[256.0 / 0.6] * 5, 256.0, 256.0]
     assert [row.standing.tokens_per_s for row in best(campaigns.store, record)] == [256.0, 128.0]
 
 
-def test_processes_on_a_probe_s_processors_are_noticed_and_it_is_repeated(campaigns: Campaigns) -> None:
+def test_processes_on_a_probe_s_processors_are_noticed_and_it_is_repeated(
+    campaigns: Campaigns,
+) -> None:
     held_s = throttled_s()
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(2 * (os.cpu_count() or 1))
+    ]
     try:
         probe = {"foreign_load_limit": 0.1, "measured_steps": 50}
         record, spec = campaigns.create("probe", probe=probe, budget={"probes": 1})
@@ -138,7 +186,10 @@ def test_processes_on_a_probe_s_processors_are_noticed_and_it_is_repeated(campai
             process.kill()
             process.wait()
     if throttled_s() > held_s:
-        pytest.skip("a quota holds the processes here, so that waiting for one another cannot be told from it")
+        pytest.skip(
+            "a quota holds the processes here, so that waiting for one another cannot be told"
+            " from it"
+        )
     assert [ended.will_retry for ended in heard.endings] == [True] * (MOST_DISTURBED - 1) + [False]
     for ended in heard.endings:
         assert isinstance(ended.outcome, Measurement)
@@ -151,13 +202,20 @@ def test_processes_on_a_probe_s_processors_are_noticed_and_it_is_repeated(campai
     assert "of the time for processors that other processes used" in row.doubts[0]
 
 
-def test_a_repeat_is_one_more_probe_pooled_in_the_ranking_and_told_again(campaigns: Campaigns, use: Any) -> None:
+def test_a_repeat_is_one_more_probe_pooled_in_the_ranking_and_told_again(
+    campaigns: Campaigns, use: Any
+) -> None:
     made = use(wish=measured_twice(RECIPES[1]))
     record, spec = campaigns.create(search=EXHAUSTIVE, budget={"probes": 4})
     heard = Recorder()
     conclusion = campaigns.driver(record, spec, heard).run()
     assert conclusion.reason == "the budget is used up: 4 of 4 probes"
-    assert [told.recipe for told in made[0].heard] == [RECIPES[0], RECIPES[1], RECIPES[1], RECIPES[2]]
+    assert [told.recipe for told in made[0].heard] == [
+        RECIPES[0],
+        RECIPES[1],
+        RECIPES[1],
+        RECIPES[2],
+    ]
     assert (conclusion.measured, heard.notices) == (3, ["repeat"])
     ranked = {row.recipe: row.standing.repeats for row in best(campaigns.store, None)}
     assert ranked == {RECIPES[0]: 1, RECIPES[1]: 2, RECIPES[2]: 1}
@@ -177,7 +235,9 @@ def test_what_was_expected_of_each_proposal_is_stored_with_it(campaigns: Campaig
     assert all(one.expected_improvement is not None and 0 <= one.chance <= 1 for one in later)
     assert expected_of(campaigns.store, record.id, [2]) == {2: found[2]}
     assert expected_of(campaigns.store, record.id, []) == {}
-    assert not [event for event in status(campaigns.store, None).last_events if event.kind == "proposed"]
+    assert not [
+        event for event in status(campaigns.store, None).last_events if event.kind == "proposed"
+    ]
 
 
 def test_a_rebuilt_strategy_hears_what_the_first_one_heard(campaigns: Campaigns, use: Any) -> None:
@@ -192,9 +252,13 @@ def test_a_rebuilt_strategy_hears_what_the_first_one_heard(campaigns: Campaigns,
     assert campaigns.store.campaign(record.name).outcomes == 5
 
 
-def test_a_repeat_that_the_machine_lost_leaves_the_measurement(campaigns: Campaigns, use: Any, scripted: Any) -> None:
+def test_a_repeat_that_the_machine_lost_leaves_the_measurement(
+    campaigns: Campaigns, use: Any, scripted: Any
+) -> None:
     lost = failure(FailureKind.LOST)
-    evaluator = scripted(lambda recipe, attempt: lost if recipe == RECIPES[0] and attempt > 1 else None)
+    evaluator = scripted(
+        lambda recipe, attempt: lost if recipe == RECIPES[0] and attempt > 1 else None
+    )
     use(wish=lambda forecaster: RECIPES[0] if len(forecaster.heard) == 1 else None)
     record, spec = campaigns.create("scripted", search=EXHAUSTIVE, budget={"probes": 3})
     heard = Recorder()
@@ -205,9 +269,13 @@ def test_a_repeat_that_the_machine_lost_leaves_the_measurement(campaigns: Campai
     assert conclusion.measured == len(best(campaigns.store, None)) == 2
 
 
-def test_a_wish_for_repeats_that_the_machine_loses_ends(campaigns: Campaigns, use: Any, scripted: Any) -> None:
+def test_a_wish_for_repeats_that_the_machine_loses_ends(
+    campaigns: Campaigns, use: Any, scripted: Any
+) -> None:
     lost = failure(FailureKind.LOST)
-    evaluator = scripted(lambda recipe, attempt: lost if recipe == RECIPES[0] and attempt > 1 else None)
+    evaluator = scripted(
+        lambda recipe, attempt: lost if recipe == RECIPES[0] and attempt > 1 else None
+    )
     use(wish=lambda forecaster: RECIPES[0] if forecaster.heard else None)
     record, spec = campaigns.create("scripted", search=EXHAUSTIVE, budget={"probes": 4 * LEGAL})
     conclusion = campaigns.driver(record, spec).run()
@@ -223,7 +291,11 @@ def test_a_recipe_that_fails_when_repeated_is_not_recommended(
     fastest = RECIPES[1]
 
     def script(recipe: Recipe, attempt: int) -> Outcome | None:
-        return failure(kind) if recipe == fastest and attempt > 1 else outcome_at(1.0 if recipe == fastest else 2.0)
+        return (
+            failure(kind)
+            if recipe == fastest and attempt > 1
+            else outcome_at(1.0 if recipe == fastest else 2.0)
+        )
 
     scripted(script)
     use(wish=measured_twice(fastest))
@@ -258,7 +330,11 @@ def test_a_crash_before_the_measurement_is_not_held_against_the_repeat(
     campaigns: Campaigns, use: Any, scripted: Any
 ) -> None:
     crashing = (1, 3)
-    scripted(lambda recipe, attempt: failure(FailureKind.CRASHED) if attempt in crashing else outcome_at(1.0))
+    scripted(
+        lambda recipe, attempt: (
+            failure(FailureKind.CRASHED) if attempt in crashing else outcome_at(1.0)
+        )
+    )
     use(wish=measured_twice(RECIPES[0]))
     record, spec = campaigns.create("scripted", search=EXHAUSTIVE, budget={"probes": 2})
     campaigns.driver(record, spec).run()
@@ -266,7 +342,9 @@ def test_a_crash_before_the_measurement_is_not_held_against_the_repeat(
     assert row.standing.repeats == 2
 
 
-def test_a_strategy_that_always_wants_the_same_is_followed_for_a_while(campaigns: Campaigns, use: Any) -> None:
+def test_a_strategy_that_always_wants_the_same_is_followed_for_a_while(
+    campaigns: Campaigns, use: Any
+) -> None:
     use(wish=lambda forecaster: RECIPES[0] if forecaster.heard else None)
     record, spec = campaigns.create(search=EXHAUSTIVE)
     conclusion = campaigns.driver(record, spec).run()
@@ -275,16 +353,24 @@ def test_a_strategy_that_always_wants_the_same_is_followed_for_a_while(campaigns
     assert repeats == [1] * (LEGAL - 1) + [MOST_MEASUREMENTS]
 
 
-def test_a_repeat_under_way_is_not_started_twice(campaigns: Campaigns, use: Any, scripted: Any) -> None:
+def test_a_repeat_under_way_is_not_started_twice(
+    campaigns: Campaigns, use: Any, scripted: Any
+) -> None:
     made = scripted(lambda recipe, attempt: None, seconds=0.03)
     use(wish=measured_twice(RECIPES[0]))
-    record, spec = campaigns.create("scripted", search={**EXHAUSTIVE, "parallel_probes": 3}, budget={"probes": 7})
+    record, spec = campaigns.create(
+        "scripted", search={**EXHAUSTIVE, "parallel_probes": 3}, budget={"probes": 7}
+    )
     campaigns.driver(record, spec).run()
     assert (made.most_at_a_time, made.attempts[RECIPES[0]]) == (3, 2)
 
 
-def test_a_driver_killed_in_a_repeat_loses_no_measurement(campaigns: Campaigns, use: Any, tmp_path: Path) -> None:
-    """A child process that SIGKILLs itself once the repeat is under way; then another driver goes on."""
+def test_a_driver_killed_in_a_repeat_loses_no_measurement(
+    campaigns: Campaigns, use: Any, tmp_path: Path
+) -> None:
+    """A child process that SIGKILLs itself once the repeat is under way; then another driver goes
+    on.
+    """
     record, spec = campaigns.create(search=EXHAUSTIVE, budget={"probes": 3})
     killed = subprocess.run(
         [sys.executable, "-P", PROGRAM, str(tmp_path / "store.db"), record.name],
@@ -301,10 +387,15 @@ def test_a_driver_killed_in_a_repeat_loses_no_measurement(campaigns: Campaigns, 
     made = use(wish=measured_twice(RECIPES[0]))
     heard = Recorder()
     conclusion = campaigns.driver(record, spec, heard).run()
-    assert heard.notices == ["lost"], "the repeat that was cut off is made again, as the same repeat"
+    assert heard.notices == ["lost"], (
+        "the repeat that was cut off is made again, as the same repeat"
+    )
     assert [told.recipe for told in made[0].heard] == [RECIPES[0], RECIPES[0], RECIPES[1]]
     assert conclusion.measured == 2
-    assert {row.recipe: row.standing.repeats for row in best(campaigns.store, None)} == {RECIPES[0]: 2, RECIPES[1]: 1}
+    assert {row.recipe: row.standing.repeats for row in best(campaigns.store, None)} == {
+        RECIPES[0]: 2,
+        RECIPES[1]: 1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -327,7 +418,9 @@ def test_probes_are_told_the_best_so_far_where_speed_alone_is_sought(
     made = scripted(lambda recipe, attempt: outcome_at(next(steps)))
     orders: list[ProbeOrder] = []
     start = made.start
-    monkeypatch.setattr(made, "start", lambda self, order: (orders.append(order), start(self, order))[1])
+    monkeypatch.setattr(
+        made, "start", lambda self, order: (orders.append(order), start(self, order))[1]
+    )
     record, spec = campaigns.create("scripted", search=search, budget={"probes": 4})
     campaigns.driver(record, spec).run()
     assert [order.best_tokens_per_s for order in orders] == told
@@ -357,12 +450,15 @@ def test_a_campaign_ends_when_little_is_left_to_gain_and_says_so(
     campaigns: Campaigns, use: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(expect=promising(0.001, 0.001, 0.2, 0.004, 0.02, 0.004, 0.003))
-    record, spec = campaigns.create(search={**EXHAUSTIVE, "stop_below_improvement": 0.01}, budget={"probes": 40})
+    record, spec = campaigns.create(
+        search={**EXHAUSTIVE, "stop_below_improvement": 0.01}, budget={"probes": 40}
+    )
     conclusion = campaigns.driver(record, spec).run()
     assert conclusion.state is CampaignState.FINISHED
-    assert conclusion.reason == (
-        "the next probe is expected to gain 0.3 %, under 1 %; the best is estimated to be 0.79 % below the best of the "
-        "whole space (95 %: at most 3 %); 33 of 40 probes unused"
+    assert (
+        conclusion.reason
+        == "the next probe is expected to gain 0.3 %, under 1 %; the best is estimated to be 0.79 %"
+        " below the best of the whole space (95 %: at most 3 %); 33 of 40 probes unused"
     )
     assert (conclusion.measured, conclusion.outlook) == (
         7,
@@ -379,7 +475,9 @@ def test_a_campaign_ends_when_little_is_left_to_gain_and_says_so(
     }
     assert OUTLOOK not in {event.kind for event in found.last_events}
     print_status(found)
-    assert "outlook   the next probe is expected to gain 0.3 %; the best is" in capsys.readouterr().out
+    assert (
+        "outlook   the next probe is expected to gain 0.3 %; the best is" in capsys.readouterr().out
+    )
     again = campaigns.driver(record, spec).run()
     assert (again.reason, again.measured) == (conclusion.reason, 7), "resumed, it starts nothing"
 
@@ -406,15 +504,21 @@ def test_the_rule_can_be_switched_off(campaigns: Campaigns, use: Any) -> None:
     assert campaigns.driver(record, spec).run().reason == "every legal recipe has been tried"
 
 
-def test_doubt_about_the_best_is_settled_before_a_campaign_ends(campaigns: Campaigns, use: Any) -> None:
-    use(expect=promising(0.0), wish=lambda found: RECIPES[0] if len(found.heard) in (3, 4) else None)
+def test_doubt_about_the_best_is_settled_before_a_campaign_ends(
+    campaigns: Campaigns, use: Any
+) -> None:
+    use(
+        expect=promising(0.0), wish=lambda found: RECIPES[0] if len(found.heard) in (3, 4) else None
+    )
     record, spec = campaigns.create(search=EXHAUSTIVE)
     conclusion = campaigns.driver(record, spec).run()
     assert campaigns.store.campaign(record.name).outcomes == 5
     assert "is expected to gain 0 %" in conclusion.reason
 
 
-def test_failures_alone_end_no_campaign_by_forecast(campaigns: Campaigns, use: Any, scripted: Any) -> None:
+def test_failures_alone_end_no_campaign_by_forecast(
+    campaigns: Campaigns, use: Any, scripted: Any
+) -> None:
     scripted(lambda recipe, attempt: failure(FailureKind.OUT_OF_MEMORY))
     use(expect=promising(0.0))
     record, spec = campaigns.create("scripted", search={**EXHAUSTIVE, "identical_failures": 99})
@@ -425,7 +529,9 @@ def test_a_forecaster_that_fails_is_replaced(campaigns: Campaigns, use: Any) -> 
     def broken(_: Forecaster) -> None:
         raise RuntimeError("no idea")
 
-    for number, behaviour in enumerate(({"wish": broken}, {"expect": broken}, {"wish": lambda _: RECIPES[8]})):
+    for number, behaviour in enumerate(
+        ({"wish": broken}, {"expect": broken}, {"wish": lambda _: RECIPES[8]})
+    ):
         use(**behaviour)
         record, spec = campaigns.create(name=f"tiny-{number}", search=EXHAUSTIVE)
         heard = Recorder()
@@ -436,7 +542,9 @@ def test_a_forecaster_that_fails_is_replaced(campaigns: Campaigns, use: Any) -> 
 def test_what_a_person_asks_for_is_measured_beyond_the_budget_and_leaves_the_campaign_as_it_was(
     campaigns: Campaigns,
 ) -> None:
-    record, spec = campaigns.create(search=EXHAUSTIVE | {"parallel_probes": 3}, budget={"probes": 3})
+    record, spec = campaigns.create(
+        search=EXHAUSTIVE | {"parallel_probes": 3}, budget={"probes": 3}
+    )
     before = campaigns.driver(record, spec).run()
     campaigns.driver(record, spec, asked=[RECIPES[0], RECIPES[0], RECIPES[5]]).run()
     after = campaigns.store.campaign(record.name)
@@ -455,7 +563,9 @@ def test_what_ends_a_driver_early_is_reported_with_the_measurements_that_it_did_
     before = campaigns.driver(record, spec).run()
 
     def asked(on_ended: Callable[[], object], **more: Any) -> Conclusion:
-        driver = campaigns.driver(record, spec, Recorder(lambda *_: on_ended()), asked=[RECIPES[0], *RECIPES[5:7]])
+        driver = campaigns.driver(
+            record, spec, Recorder(lambda *_: on_ended()), asked=[RECIPES[0], *RECIPES[5:7]]
+        )
         more.get("at_first", lambda _: None)(driver)
         found = driver.run()
         now = campaigns.store.campaign(record.name)
@@ -466,7 +576,11 @@ def test_what_ends_a_driver_early_is_reported_with_the_measurements_that_it_did_
     with monkeypatch.context() as patched:
         fill = lambda: patched.setattr(driving, "why_disk_full", lambda _: "the disk is full")  # noqa: E731
         full = asked(fill)
-    assert (full.unmade, full.reason, full.last_failure) == (2, "1 of 3 measured as asked; the disk is full", None)
+    assert (full.unmade, full.reason, full.last_failure) == (
+        2,
+        "1 of 3 measured as asked; the disk is full",
+        None,
+    )
     with monkeypatch.context() as patched:
         left_s = [1000.0]
         patched.setattr(job_time, "end_of_job", lambda: time.monotonic() + left_s[0])
@@ -479,7 +593,9 @@ def test_what_ends_a_driver_early_is_reported_with_the_measurements_that_it_did_
     assert (done.unmade, done.reason) == (0, "3 of 3 measured as asked")
 
 
-def test_a_failed_recipe_that_is_asked_for_ranks_once_it_is_measured(campaigns: Campaigns, scripted: Any) -> None:
+def test_a_failed_recipe_that_is_asked_for_ranks_once_it_is_measured(
+    campaigns: Campaigns, scripted: Any
+) -> None:
     fails_first = lambda _, number: failure(FailureKind.OUT_OF_MEMORY) if number == 1 else None  # noqa: E731
     used = scripted(fails_first)
     record, spec = campaigns.create(evaluator="scripted", search=EXHAUSTIVE, budget={"probes": 1})
@@ -492,7 +608,9 @@ def test_a_failed_recipe_that_is_asked_for_ranks_once_it_is_measured(campaigns: 
     assert [row.recipe for row in best(campaigns.store, None)] == [RECIPES[0]]
 
 
-def test_what_was_cut_off_waits_until_the_campaign_goes_on(campaigns: Campaigns, scripted: Any) -> None:
+def test_what_was_cut_off_waits_until_the_campaign_goes_on(
+    campaigns: Campaigns, scripted: Any
+) -> None:
     scripted(lambda *_: None, seconds=3600.0)
     record, spec = campaigns.create(evaluator="scripted", search=EXHAUSTIVE)
     heard: Any = Recorder()

@@ -17,12 +17,22 @@ from support.campaigns import frontrunner, tiny, write_toml
 from support.trainer_runs import DEEPSEEK, EXPERTS, look, small_job, small_model, small_recipe
 
 ADAMW = Optimizer(
-    name="adamw", learning_rate=1e-3, weight_decay=0.1, beta1=0.9, beta2=0.95, momentum=0.0, gradient_clip_norm=1.0
+    name="adamw",
+    learning_rate=1e-3,
+    weight_decay=0.1,
+    beta1=0.9,
+    beta2=0.95,
+    momentum=0.0,
+    gradient_clip_norm=1.0,
 )
 SLACK = 0.005
-"""Of a peak: scalars, and a tensor now and then that a real kernel keeps and the fake one does not."""
+"""Of a peak: scalars, and a tensor now and then that a real kernel keeps and the fake one does
+not.
+"""
 SLACK_AMONG_RANKS = 0.02
-"""Likewise among ranks, where on a busy machine gloo's threads let go of a collective's tensors late in every step."""
+"""Likewise among ranks, where on a busy machine gloo's threads let go of a collective's tensors
+late in every step.
+"""
 
 slow = pytest.mark.system
 
@@ -33,7 +43,12 @@ def traced_job(folder: Path, *, micro_batches: int | None = None, **changes: Any
     recipe = small_recipe(**({"micro_batch_seqs": 1} | changes))
     probe = Probe(warm_up_steps=0, measured_steps=micro_batches or recipe.accumulation)
     return small_job(
-        folder, model=small_model(**shape), recipe=recipe, precision=precision, optimizer=ADAMW, probe=probe
+        folder,
+        model=small_model(**shape),
+        recipe=recipe,
+        precision=precision,
+        optimizer=ADAMW,
+        probe=probe,
     )
 
 
@@ -49,7 +64,11 @@ SAME_AS_REAL = {
         "precision": "bf16",
         "recompute": "full",
     },
-    "experts, shared": {"data_parallel": 2, "expert_parallel": 2, "model": EXPERTS | {"routing": "uniform"}},
+    "experts, shared": {
+        "data_parallel": 2,
+        "expert_parallel": 2,
+        "model": EXPERTS | {"routing": "uniform"},
+    },
 }
 SAME_AS_REAL_SLOW = {
     "one rank": {},
@@ -87,7 +106,10 @@ SAME_AS_REAL_SLOW = {
     "changes",
     [
         *(pytest.param(changes, id=name) for name, changes in SAME_AS_REAL.items()),
-        *(pytest.param(changes, id=name, marks=slow) for name, changes in SAME_AS_REAL_SLOW.items()),
+        *(
+            pytest.param(changes, id=name, marks=slow)
+            for name, changes in SAME_AS_REAL_SLOW.items()
+        ),
     ],
 )
 def test_every_rank_s_peak_is_that_of_a_real_step(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -96,7 +118,13 @@ def test_every_rank_s_peak_is_that_of_a_real_step(changes: dict[str, Any], tmp_p
     assert peaks(job) == pytest.approx(look(job, "peak"), rel=slack)
 
 
-GPT2 = {"positions": "learned", "activation": "gelu", "norm": "layernorm", "biases": "all", "tied_embeddings": True}
+GPT2 = {
+    "positions": "learned",
+    "activation": "gelu",
+    "norm": "layernorm",
+    "biases": "all",
+    "tied_embeddings": True,
+}
 
 
 @pytest.mark.parametrize("attention", ["flash", "math"])
@@ -107,13 +135,19 @@ GPT2 = {"positions": "learned", "activation": "gelu", "norm": "layernorm", "bias
         pytest.param(GPT2, id="tied, biases"),
         pytest.param({"experts": 4, "experts_per_token": 2}, id="experts"),
         pytest.param(DEEPSEEK, id="deepseek"),
-        pytest.param({"post_norms": True, "parallel_residual": True}, id="norms after, parallel residual"),
+        pytest.param(
+            {"post_norms": True, "parallel_residual": True}, id="norms after, parallel residual"
+        ),
     ],
 )
 def test_flops_of_the_formula_are_those_that_torch_counts(
     shape: dict[str, Any], attention: str, tmp_path: Path
 ) -> None:
-    job = small_job(tmp_path, model=small_model(**shape, attention=attention), recipe=small_recipe(micro_batch_seqs=4))
+    job = small_job(
+        tmp_path,
+        model=small_model(**shape, attention=attention),
+        recipe=small_recipe(micro_batch_seqs=4),
+    )
     tokens = job.recipe.global_batch_seqs * job.sequence_length
     (found,) = look(job, "flops")
     wrong = {
@@ -128,7 +162,10 @@ def test_flops_of_the_formula_are_those_that_torch_counts(
 def flops_executed(job: Job, *, recompute: str, feed_forward_tiles: int, loss_chunks: int) -> float:
     """For one token, by the formula."""
     return job.model.hardware_flops_per_token(
-        job.sequence_length, recompute, feed_forward_tiles=feed_forward_tiles, chunked_loss=loss_chunks > 1
+        job.sequence_length,
+        recompute,
+        feed_forward_tiles=feed_forward_tiles,
+        chunked_loss=loss_chunks > 1,
     )
 
 
@@ -137,10 +174,20 @@ def flops_executed(job: Job, *, recompute: str, feed_forward_tiles: int, loss_ch
     [
         pytest.param({"micro_batch_seqs": 2}, id="one rank"),
         pytest.param({"recompute": "full", "precision": "bf16"}, id="recompute"),
-        pytest.param({"recompute": "full", "feed_forward_tiles": 4, "loss_chunks": 2}, id="recompute, in pieces"),
-        pytest.param({"recompute": "selective", "attention": "math"}, id="selective, math attention"),
         pytest.param(
-            {"tensor_parallel": 2, "sequence_parallel": True, "recompute": "full", "feed_forward_tiles": 2},
+            {"recompute": "full", "feed_forward_tiles": 4, "loss_chunks": 2},
+            id="recompute, in pieces",
+        ),
+        pytest.param(
+            {"recompute": "selective", "attention": "math"}, id="selective, math attention"
+        ),
+        pytest.param(
+            {
+                "tensor_parallel": 2,
+                "sequence_parallel": True,
+                "recompute": "full",
+                "feed_forward_tiles": 2,
+            },
             id="sequence parallel, tiles",
             marks=slow,
         ),
@@ -157,10 +204,14 @@ def test_flops_are_those_of_the_formulas(changes: dict[str, Any], tmp_path: Path
     recipe, length = job.recipe, job.sequence_length
     tokens = recipe.global_batch_seqs * length
     seen = [found["flops"] for found in look(job, "dry-run")]
-    forward, backward, again = (sum(flops[phase] for flops in seen) for phase in ("forward", "backward", "recompute"))
+    forward, backward, again = (
+        sum(flops[phase] for flops in seen) for phase in ("forward", "backward", "recompute")
+    )
     assert forward + backward == tokens * job.model.model_flops_per_token(length)
     assert backward == 2 * forward
-    pieces = {name: getattr(recipe, name) for name in ("recompute", "feed_forward_tiles", "loss_chunks")}
+    pieces = {
+        name: getattr(recipe, name) for name in ("recompute", "feed_forward_tiles", "loss_chunks")
+    }
     assert forward + backward + again == tokens * flops_executed(job, **pieces)
 
 
@@ -171,9 +222,9 @@ def test_flops_of_experts_are_those_of_the_formulas(device: Any, tmp_path: Path)
     job = replace(traced_job(tmp_path, **shared), device=device)
     tokens = job.recipe.global_batch_seqs * job.sequence_length
     seen = [found["flops"] for found in look(job, "dry-run")]
-    assert sum(flops["forward"] + flops["backward"] for flops in seen) == tokens * job.model.model_flops_per_token(
-        job.sequence_length
-    )
+    assert sum(
+        flops["forward"] + flops["backward"] for flops in seen
+    ) == tokens * job.model.model_flops_per_token(job.sequence_length)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +238,10 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "schedule": ["1f1b"],
         "recompute": ["none", "full"],
     }
-    write_toml(folder / "tiny.toml", tiny(space=space, cluster={"devices_per_node": 4}, evaluator="simulated"))
+    write_toml(
+        folder / "tiny.toml",
+        tiny(space=space, cluster={"devices_per_node": 4}, evaluator="simulated"),
+    )
     return folder
 
 
@@ -211,7 +265,10 @@ def test_context_ranks_of_a_pipeline_share_each_sequence(campaign: Path) -> None
     for rank in report.ranks:
         assert rank.model_flops_per_step == rank.model_flops_by_formula
     held, whole = (found.worst.memory_bytes["pipeline buffers"] for found in (report, alone))
-    assert held * report.recipe.context_parallel == whole * report.recipe.accumulation / alone.recipe.accumulation
+    assert (
+        held * report.recipe.context_parallel
+        == whole * report.recipe.accumulation / alone.recipe.accumulation
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,12 +276,20 @@ def test_context_ranks_of_a_pipeline_share_each_sequence(campaign: Path) -> None
     [
         (("--campaign", "tiny.toml"), "the space has 2 recipes: expected the choices of one"),
         (("--campaign", "tiny.toml", "recompute"), "'recompute' is not a choice"),
-        (("--campaign", "tiny.toml", "recompute=full", "--rank", "4"), "rank = 4: expected one of the recipe's ranks"),
-        (("--campaign", "tiny.toml", "recompute=full", "engine=deepspeed", "schedule=1f1b"), "only the torch engine"),
+        (
+            ("--campaign", "tiny.toml", "recompute=full", "--rank", "4"),
+            "rank = 4: expected one of the recipe's ranks",
+        ),
+        (
+            ("--campaign", "tiny.toml", "recompute=full", "engine=deepspeed", "schedule=1f1b"),
+            "only the torch engine",
+        ),
         (("one", "two"), "expected the id of a stored recipe, not 2 words"),
     ],
 )
-def test_mistakes_end_with_one_message(campaign: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_mistakes_end_with_one_message(
+    campaign: Path, arguments: tuple[str, ...], message: str
+) -> None:
     done = frontrunner("dryrun", *arguments, cwd=campaign)
     assert done.returncode == 2
     assert message in done.stderr

@@ -1,4 +1,6 @@
-"""Every page that the service's router lists, in a real browser: accessible, no wider than a phone, and light."""
+"""Every page that the service's router lists, in a real browser: accessible, no wider than a phone,
+and light.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,15 @@ from support.page_stores import page_store
 from support.page_walk import address, is_page, page_routes, planned
 from support.services import Served, served, settings
 
-axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+axe = pytest.importorskip(
+    "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
+)
 pytestmark = [pytest.mark.system, *IN_A_BROWSER]
 WIDTHS = (1440, 820, 360)
 MOST_BYTES = 1_500_000
 """Of a page with its files, as they are sent to a browser that has none of them."""
 WEIGHT = """() => [...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]
-  .reduce((sum, entry) => sum + entry.encodedBodySize, 0)"""
+  .reduce((sum, entry) => sum + entry.encodedBodySize, 0)"""  # noqa: E501
 TOO_WIDE = """() => [...document.querySelectorAll('body *')]
   .filter((one) => one.getBoundingClientRect().right > window.innerWidth).slice(0, 5)
   .map((one) => one.outerHTML.slice(0, 90))"""
@@ -37,7 +41,9 @@ LONG_NAME = "a-campaign-with-a-name-that-is-as-long-as-the-names-may-be-".ljust(
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """A service and its pages: by the examples that its routes' parameters take, at more addresses, and refused."""
+    """A service and its pages: by the examples that its routes' parameters take, at more addresses,
+    and refused.
+    """
 
     service: Served
     app: FastAPI
@@ -52,7 +58,9 @@ class Shown:
             routes = [route for route in routes if "{" not in str(route.path)]
         queries = planned(page.request.get(f"{self.service.url}/plan").text())
         examples = self.examples or ({},)
-        found = dict.fromkeys(address(route, example, queries) for route in routes for example in examples)
+        found = dict.fromkeys(
+            address(route, example, queries) for route in routes for example in examples
+        )
         return [one for one in (*found, *self.more) if self._is_page(page, one)]
 
     def _is_page(self, page: api.Page, path: str) -> bool:
@@ -62,7 +70,9 @@ class Shown:
 
 
 @pytest.fixture(scope="module", params=["empty", "filled"])
-def shown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+def shown(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shown]:
     folder = tmp_path_factory.mktemp(request.param)
     with served(folder) as service:
         service.start()
@@ -75,11 +85,15 @@ def shown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             campaign.go_on(40)
             recipe = campaign.recipes[campaign.done]
             newest = recipe_id(campaign.spec.problem, recipe)
-            campaign.writer.start_attempt(campaign.writer.propose(newest, recipe), run_folder="/runs/1")
+            campaign.writer.start_attempt(
+                campaign.writer.propose(newest, recipe), run_folder="/runs/1"
+            )
             yield _filled(service, app, folder, (ids[0], newest), ids)
 
 
-def _filled(service: Served, app: FastAPI, folder: Path, recipes: tuple[str, str], ids: list[str]) -> Shown:
+def _filled(
+    service: Served, app: FastAPI, folder: Path, recipes: tuple[str, str], ids: list[str]
+) -> Shown:
     files = {"wanted": "history", "file": assets()["style.css"].rpartition("/")[2]}
     return Shown(
         service=service,
@@ -95,7 +109,12 @@ def _filled(service: Served, app: FastAPI, folder: Path, recipes: tuple[str, str
             f"/campaigns/first/recipes?pin={ids[0]}&pin={ids[1]}&tokens_per_s_from=1",
             "/plan?layers=0",
         ),
-        refused=("/campaigns/absent", "/recipes/0123456789ab", "/campaigns/first/recipes?page=0", "/absent"),
+        refused=(
+            "/campaigns/absent",
+            "/recipes/0123456789ab",
+            "/campaigns/first/recipes?page=0",
+            "/absent",
+        ),
     )
 
 
@@ -109,7 +128,9 @@ def complaints(page: api.Page, path: str) -> Iterator[str]:
         yield f"{path}: {weight:,} bytes"
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 860})
-        page.wait_for_function(DRAWN_ANEW)  # until then a chart of the last width may have to be scrolled
+        page.wait_for_function(
+            DRAWN_ANEW
+        )  # until then a chart of the last width may have to be scrolled
         found = axe.Axe().run(page)
         if found.violations_count:
             yield f"{path} at {width}: {found.generate_report()}"
@@ -119,9 +140,13 @@ def complaints(page: api.Page, path: str) -> Iterator[str]:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_is_accessible_and_light_and_fits_a_phone(shown: Shown, scheme: Literal["light", "dark"]) -> None:
+def test_every_page_is_accessible_and_light_and_fits_a_phone(
+    shown: Shown, scheme: Literal["light", "dark"]
+) -> None:
     root, found = shown.service.url, []
-    with window(shown.service, scheme=scheme, refused=[root + path for path in shown.refused]) as page:
+    with window(
+        shown.service, scheme=scheme, refused=[root + path for path in shown.refused]
+    ) as page:
         paths = shown.addresses(page)
         assert {"/", "/plan", "/compare", "/launch"} <= set(paths)
         for path in (*paths, *shown.refused):

@@ -1,4 +1,6 @@
-"""A campaign through PBS's commands and MPICH's mpiexec: a stand-in for PBS runs the real submit scripts."""
+"""A campaign through PBS's commands and MPICH's mpiexec: a stand-in for PBS runs the real submit
+scripts.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,23 @@ from frontrunner.evaluators.cluster.agent import StepFolder
 from frontrunner.evaluators.probe.replay import ReplayStopped
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind
-from support.campaigns import frontrunner, metrics, run_folders, started, steps_written, tiny, wait_for, write_toml
+from support.campaigns import (
+    frontrunner,
+    metrics,
+    run_folders,
+    started,
+    steps_written,
+    tiny,
+    wait_for,
+    write_toml,
+)
 from support.fake_pbs import install
 
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.skipif(shutil.which("mpiexec") is None, reason="there is no mpiexec: apt-get install mpich"),
+    pytest.mark.skipif(
+        shutil.which("mpiexec") is None, reason="there is no mpiexec: apt-get install mpich"
+    ),
 ]
 ASKED = {
     "backend": "parsl",
@@ -42,9 +55,17 @@ def pbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def campaign(folder: Path, *, dispatch: dict[str, Any] | None = None, **probe: Any) -> str:
-    space = {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [2], "devices": [2]}
+    space = {
+        "tensor_parallel": [1],
+        "pipeline_parallel": [1],
+        "micro_batch_seqs": [2],
+        "devices": [2],
+    }
     table = tiny(
-        cluster={"nodes": 2, "devices_per_node": 1}, space=space, dispatch=ASKED | (dispatch or {}), probe=probe
+        cluster={"nodes": 2, "devices_per_node": 1},
+        space=space,
+        dispatch=ASKED | (dispatch or {}),
+        probe=probe,
     )
     return write_toml(folder / "tiny.toml", table).name
 
@@ -79,13 +100,20 @@ def test_a_job_that_waits_too_long_pauses_the_campaign(tmp_path: Path, pbs: Path
     waiting = {"queue": "never", "queue_limit_minutes": 0.02}
     done = frontrunner("launch", campaign(tmp_path, dispatch=waiting), cwd=tmp_path)
     assert done.returncode == 6
-    assert "allocation 1.fake has waited for more than dispatch.queue_limit_minutes = 0.02" in done.stderr
+    assert (
+        "allocation 1.fake has waited for more than dispatch.queue_limit_minutes = 0.02"
+        in done.stderr
+    )
     assert (pbs / "1.exit").exists(), "it is not left in the queue"
 
 
 @pytest.mark.timeout(500)
-def test_a_replay_stops_on_a_signal_and_goes_on_after_a_deleted_job(tmp_path: Path, pbs: Path) -> None:
-    launched = frontrunner("launch", campaign(tmp_path, dispatch={"lifeline_s": 10}), "--json", cwd=tmp_path)
+def test_a_replay_stops_on_a_signal_and_goes_on_after_a_deleted_job(
+    tmp_path: Path, pbs: Path
+) -> None:
+    launched = frontrunner(
+        "launch", campaign(tmp_path, dispatch={"lifeline_s": 10}), "--json", cwd=tmp_path
+    )
     assert launched.returncode == 0, launched.stderr
     recipe, folder = json.loads(launched.stdout)["best"][0]["recipe_id"], tmp_path / "r"
     arguments = ("replay", recipe, "--steps", "2000", "--checkpoint-every", "100", "--folder", "r")
@@ -102,7 +130,10 @@ def test_a_replay_stops_on_a_signal_and_goes_on_after_a_deleted_job(tmp_path: Pa
     done = frontrunner(*arguments, cwd=tmp_path, timeout_s=200)
     assert done.returncode == 0, done.stderr
     stopped = int(
-        re.findall(r"stopped after step (\d+), with a checkpoint, on SIGTERM", (tmp_path / "stderr").read_text())[0]
+        re.findall(
+            r"stopped after step (\d+), with a checkpoint, on SIGTERM",
+            (tmp_path / "stderr").read_text(),
+        )[0]
     )
     assert f"resumed  step {stopped}" in done.stderr
     assert [int(row["step"]) for row in metrics(folder)] == list(range(1, 2001))

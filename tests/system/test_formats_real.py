@@ -1,4 +1,6 @@
-"""Exports are read by the tools' own parsers, where these are installed, to the recipe's numbers."""
+"""Exports are read by the tools' own parsers, where these are installed, to the recipe's
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -67,13 +69,17 @@ class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Any, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
         is_ours = name.partition(".")[0] in self.names
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_ours else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         module = types.ModuleType(spec.name)
-        module.__dict__.update(__version__="2.0", __getattr__=lambda name: _Anything.__getattr__(_Anything, name))
+        module.__dict__.update(
+            __version__="2.0", __getattr__=lambda name: _Anything.__getattr__(_Anything, name)
+        )
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -91,7 +97,9 @@ def stand_ins(*names: str) -> Iterator[None]:
 
 
 def imported(name: str, *needs_a_gpu: str) -> Any:
-    """The tool's module, with stand-ins for packages that need a GPU; skips where the tool is not installed."""
+    """The tool's module, with stand-ins for packages that need a GPU; skips where the tool is not
+    installed.
+    """
     with stand_ins(*needs_a_gpu):
         return pytest.importorskip(name, exc_type=ImportError)
 
@@ -125,7 +133,9 @@ def test_deepspeed_reads_its_configuration_as_the_recipe(data: tuple[Problem, Re
     experts = read.expert_parallel_config
     assert experts.enabled == (recipe.expert_parallel > 1)
     assert experts.autoep_size == recipe.expert_parallel
-    validate_autoep_config(experts, recipe.devices, 1, recipe.tensor_parallel, 1, zero_stage=int(zero.stage))
+    validate_autoep_config(
+        experts, recipe.devices, 1, recipe.tensor_parallel, 1, zero_stage=int(zero.stage)
+    )
 
 
 @pytest.mark.system
@@ -167,7 +177,9 @@ def megatron_words(parser: argparse.ArgumentParser, read: argparse.Namespace) ->
         value = getattr(read, action.dest, action.default)
         if not action.option_strings or value == action.default:
             continue
-        of_no = [name for name in action.option_strings if isinstance(action, argparse._StoreFalseAction)]
+        of_no = [
+            name for name in action.option_strings if isinstance(action, argparse._StoreFalseAction)
+        ]
         yield (of_no or [max(action.option_strings, key=len)])[0]
         if action.nargs != 0:
             values = value if action.nargs in ("*", "+") and isinstance(value, list) else [value]
@@ -178,25 +190,35 @@ def megatron_words(parser: argparse.ArgumentParser, read: argparse.Namespace) ->
 @pytest.mark.filterwarnings("ignore")
 @GENERATED
 @given(data=expressed("megatron-lm"))
-def test_megatron_lm_reads_and_validates_its_arguments_as_the_recipe(data: tuple[Problem, Recipe]) -> None:
+def test_megatron_lm_reads_and_validates_its_arguments_as_the_recipe(
+    data: tuple[Problem, Recipe],
+) -> None:
     """Needs Megatron-LM's source tree on the path: its package has no `megatron.training`."""
     theirs = imported("megatron.training.arguments", "transformer_engine")
     of, recipe = data
     parser = argparse.ArgumentParser(allow_abbrev=False)
     theirs.add_megatron_arguments(parser)
     read = parser.parse_args(
-        [*TOOLS["megatron-lm"].export(of, recipe).arguments, "--lr", "1e-4", "--train-iters", "9", "--mock-data",
+        [*TOOLS["megatron-lm"].export(of, recipe).arguments, "--lr", "1e-4", "--train-iters", "9",
+            "--mock-data",
          "--tokenizer-type", "NullTokenizer", "--vocab-size", str(of.model.vocabulary)]
     )  # fmt: skip
-    again = Given(text=" ".join(megatron_words(parser, read)), stated={"engine": "torch", "devices": recipe.devices})
+    again = Given(
+        text=" ".join(megatron_words(parser, read)),
+        stated={"engine": "torch", "devices": recipe.devices},
+    )
     script = TOOLS["megatron-lm"].render(of, recipe, ())
-    assert TOOLS["megatron-lm"].read(of, again) == TOOLS["megatron-lm"].read(of, replace(again, text=script, tables=[]))
+    assert TOOLS["megatron-lm"].read(of, again) == TOOLS["megatron-lm"].read(
+        of, replace(again, text=script, tables=[])
+    )
     read.rank, read.world_size = 0, recipe.devices
     gpu = Mock(major=9, minor=0)
     with (
         patch("torch.cuda.get_device_capability", return_value=(9, 0)),
         patch("torch.cuda.get_device_properties", return_value=gpu),
-        patch.dict("os.environ", CUDA_DEVICE_MAX_CONNECTIONS="8" if recipe.sharding_name in FSDP else "1"),
+        patch.dict(
+            "os.environ", CUDA_DEVICE_MAX_CONNECTIONS="8" if recipe.sharding_name in FSDP else "1"
+        ),
     ):
         read = theirs.validate_args(read)
     assert read.data_parallel_size == recipe.data_parallel
@@ -204,7 +226,11 @@ def test_megatron_lm_reads_and_validates_its_arguments_as_the_recipe(data: tuple
     assert (read.virtual_pipeline_model_parallel_size or 1) == recipe.virtual_stages
     assert read.sequence_parallel == recipe.sequence_parallel
     assert read.expert_model_parallel_size == recipe.expert_parallel
-    scaling = {"none": (None, "delayed"), "tensorwise": ("hybrid", "tensorwise"), "mxfp8": ("e4m3", "mxfp8")}
+    scaling = {
+        "none": (None, "delayed"),
+        "tensorwise": ("hybrid", "tensorwise"),
+        "mxfp8": ("e4m3", "mxfp8"),
+    }
     assert (read.fp8, read.fp8_recipe) == scaling[recipe.fp8]
     model = theirs.core_transformer_config_from_args(read)
     if of.model.key_value_rank:
@@ -213,7 +239,11 @@ def test_megatron_lm_reads_and_validates_its_arguments_as_the_recipe(data: tuple
         assert scores**2 == pytest.approx(of.model.rotary_scaling.score_factor, rel=1e-6)
     assert (model.num_moe_experts or 0) == of.model.experts
     if of is GPT_OSS:
-        assert (model.window_size, model.window_attn_skip_freq, model.softmax_type) == ((127, 0), 2, "learnable")
+        assert (model.window_size, model.window_attn_skip_freq, model.softmax_type) == (
+            (127, 0),
+            2,
+            "learnable",
+        )
         assert (model.activation_func.__name__, model.gated_linear_unit) == ("quick_gelu", True)
         assert (model.glu_linear_offset, model.activation_func_clamp_value) == (1.0, 7.0)
         assert model.add_bias_linear
@@ -245,16 +275,26 @@ def test_megatron_bridge_reads_its_yaml_and_its_overrides_as_the_recipe(
     of, recipe = data
     path = tmp_path_factory.mktemp("bridge") / "recipe.yaml"
     path.write_text(TOOLS["nemo"].render(of, recipe, ()))
-    for source in ({"config_filepath": str(path)}, {"cli_overrides": list(TOOLS["nemo"].export(of, recipe).arguments)}):
+    for source in (
+        {"config_filepath": str(path)},
+        {"cli_overrides": list(TOOLS["nemo"].export(of, recipe).arguments)},
+    ):
         container = theirs.ConfigContainer(
             train=theirs.TrainingConfig(train_iters=9),
             model=GPTModelProvider(
-                num_layers=of.model.layers, hidden_size=256, num_attention_heads=8, num_moe_experts=8
+                num_layers=of.model.layers,
+                hidden_size=256,
+                num_attention_heads=8,
+                num_moe_experts=8,
             ),
             optimizer=theirs.OptimizerConfig(),
             scheduler=theirs.SchedulerConfig(),
             dataset=theirs.MockGPTDatasetConfig(
-                seq_length=256, random_seed=1, reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False
+                seq_length=256,
+                random_seed=1,
+                reset_position_ids=False,
+                reset_attention_mask=False,
+                eod_mask_loss=False,
             ),
             logger=theirs.LoggerConfig(),
             tokenizer=theirs.TokenizerConfig(),
@@ -266,7 +306,9 @@ def test_megatron_bridge_reads_its_yaml_and_its_overrides_as_the_recipe(
         assert read.mixed_precision == mixed
         if mixed is not None:
             mixed = get_mixed_precision_config(mixed)
-            scaling = {"tensorwise": ("hybrid", "tensorwise"), "mxfp8": ("e4m3", "mxfp8")}[recipe.fp8]
+            scaling = {"tensorwise": ("hybrid", "tensorwise"), "mxfp8": ("e4m3", "mxfp8")}[
+                recipe.fp8
+            ]
             assert (mixed.bf16, mixed.fp8, mixed.fp8_recipe) == (True, *scaling)
         for section, settings_of in written.items():
             for key, value in settings_of.items():
@@ -275,7 +317,9 @@ def test_megatron_bridge_reads_its_yaml_and_its_overrides_as_the_recipe(
 
 
 def titan_words(read: Any) -> Iterator[str]:
-    """What torchtitan's parser holds of parallelism, training, compiling and recompute, as arguments again."""
+    """What torchtitan's parser holds of parallelism, training, compiling and recompute, as
+    arguments again.
+    """
     for section in ("parallelism", "training", "compile"):
         for one in fields(part := getattr(read, section)):
             value, name = getattr(part, one.name), f"--{section}.{one.name}"
@@ -284,7 +328,8 @@ def titan_words(read: Any) -> Iterator[str]:
             elif isinstance(value, str | int | float):
                 yield f"{name} {shlex.quote(str(value))}"
     recompute = type(read.activation_checkpoint).__qualname__.lower()
-    yield f"activation-checkpoint:{next((word for word in ('full', 'selective') if word in recompute), 'none')}"
+    kind = next((word for word in ("full", "selective") if word in recompute), "none")
+    yield f"activation-checkpoint:{kind}"
 
 
 @pytest.mark.system
@@ -295,21 +340,36 @@ def test_torchtitan_reads_its_arguments_as_the_recipe(data: tuple[Problem, Recip
     config = imported("torchtitan.config")
     imported("torchtitan.models.qwen3.config_registry")
     of, recipe = data
-    named = ("--module", "qwen3", "--config", "qwen3_moe_debug" if of.model.experts else "qwen3_debugmodel")
-    read = config.ConfigManager().parse_args([*named, *TOOLS["torchtitan"].export(of, recipe).arguments])
+    named = (
+        "--module",
+        "qwen3",
+        "--config",
+        "qwen3_moe_debug" if of.model.experts else "qwen3_debugmodel",
+    )
+    read = config.ConfigManager().parse_args(
+        [*named, *TOOLS["torchtitan"].export(of, recipe).arguments]
+    )
     mesh = read.parallelism
     assert mesh.tensor_parallel_degree == recipe.tensor_parallel
     assert mesh.pipeline_parallel_degree == recipe.pipeline_parallel
     assert mesh.context_parallel_degree == recipe.context_parallel
     assert mesh.expert_parallel_degree == recipe.expert_parallel
-    assert mesh.data_parallel_replicate_degree * mesh.data_parallel_shard_degree == recipe.data_parallel
+    assert (
+        mesh.data_parallel_replicate_degree * mesh.data_parallel_shard_degree
+        == recipe.data_parallel
+    )
     assert read.training.global_batch_size == recipe.global_batch_seqs
     assert (
-        read.activation_checkpoint is None or recipe.recompute in type(read.activation_checkpoint).__qualname__.lower()
+        read.activation_checkpoint is None
+        or recipe.recompute in type(read.activation_checkpoint).__qualname__.lower()
     )
-    again = Given(text=" ".join(titan_words(read)), stated={"engine": "torch", "devices": recipe.devices})
+    again = Given(
+        text=" ".join(titan_words(read)), stated={"engine": "torch", "devices": recipe.devices}
+    )
     script = TOOLS["torchtitan"].render(of, recipe, ())
-    assert TOOLS["torchtitan"].read(of, again) == TOOLS["torchtitan"].read(of, replace(again, text=script, tables=[]))
+    assert TOOLS["torchtitan"].read(of, again) == TOOLS["torchtitan"].read(
+        of, replace(again, text=script, tables=[])
+    )
 
 
 @pytest.mark.system
@@ -325,19 +385,32 @@ def test_torchtitan_converts_the_layers_that_the_probed_recipe_has_in_8_bits(
     config = imported("torchtitan.config")
     linear = imported("torchtitan.models.common.linear")
     of = replace(WITH_FP8, model=preset_model(preset), sequence_length=4096)
-    recipe = Recipe(devices=16, micro_batch_seqs=1, accumulation=1, sharding=Sharding.named("zero-3", 16), fp8=fp8)
+    recipe = Recipe(
+        devices=16,
+        micro_batch_seqs=1,
+        accumulation=1,
+        sharding=Sharding.named("zero-3", 16),
+        fp8=fp8,
+    )
     export = TOOLS["torchtitan"].export(of, recipe)
     ((name, text),) = export.files.items()
     (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
     for one in ("float8", "mx"):
-        monkeypatch.setattr(f"torchtitan.components.quantization.{one}.has_cuda_capability", lambda *_: True)
+        monkeypatch.setattr(
+            f"torchtitan.components.quantization.{one}.has_cuda_capability", lambda *_: True
+        )
     read = config.ConfigManager().parse_args(list(export.arguments))
     layers = list(read.model_spec.model.traverse(linear.Linear.Config))
-    changed = {fqn.split(".", 2)[2] for fqn, one, *_ in layers if type(one) is not linear.Linear.Config}
+    changed = {
+        fqn.split(".", 2)[2] for fqn, one, *_ in layers if type(one) is not linear.Linear.Config
+    }
     assert {fqn.rpartition(".")[2] for fqn in changed} == {*converted}
-    assert sum(type(one) is not linear.Linear.Config for _, one, *_ in layers) == len(converted) * of.model.layers
+    assert (
+        sum(type(one) is not linear.Linear.Config for _, one, *_ in layers)
+        == len(converted) * of.model.layers
+    )
 
 
 @pytest.mark.system
@@ -347,7 +420,9 @@ def test_torchtitan_converts_the_layers_that_the_probed_recipe_has_in_8_bits(
 def test_nanotron_reads_its_configuration_as_the_recipe(
     data: tuple[Problem, Recipe], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Needs nanotron's source tree on the path: its release 0.4 has neither recompute of layers nor experts."""
+    """Needs nanotron's source tree on the path: its release 0.4 has neither recompute of layers nor
+    experts.
+    """
     imported("nanotron.config", "flash_attn", "grouped_gemm")
     from nanotron.config import get_config_from_file
     from nanotron.config.models_config import LlamaConfig, Qwen2Config
@@ -364,7 +439,11 @@ def test_nanotron_reads_its_configuration_as_the_recipe(
     assert TOOLS["nanotron"].read(of, again) == TOOLS["nanotron"].read(of, script)
     mesh, model = read.parallelism, read.model.model_config
     assert isinstance(model, Qwen2Config if of.model.experts else LlamaConfig)
-    assert (mesh.dp, mesh.pp, mesh.tp) == (recipe.data_parallel, recipe.pipeline_parallel, recipe.tensor_parallel)
+    assert (mesh.dp, mesh.pp, mesh.tp) == (
+        recipe.data_parallel,
+        recipe.pipeline_parallel,
+        recipe.tensor_parallel,
+    )
     assert mesh.recompute_layer == (recipe.recompute == "full")
     assert read.tokens.micro_batch_size == recipe.micro_batch_seqs
     if of.model.experts:

@@ -20,7 +20,12 @@ def table(**search: Any) -> Table:
         cluster={"nodes": 4},
         problem={"global_batch": 16},
         space={"devices": [2, 4, 8], "sharding": ["none", "zero-3"], "recompute": ["none", "full"]},
-        search={"strategy": "guided", "objectives": SOUGHT.split(","), "stop_below_improvement": 0.0} | search,
+        search={
+            "strategy": "guided",
+            "objectives": SOUGHT.split(","),
+            "stop_below_improvement": 0.0,
+        }
+        | search,
         budget={"probes": 12},
     )
 

@@ -1,4 +1,6 @@
-"""A rank's gloo groups have one thread each: two of them free torch's string of the last collective's name twice."""
+"""A rank's gloo groups have one thread each: two of them free torch's string of the last
+collective's name twice.
+"""
 
 import subprocess
 import sys
@@ -19,7 +21,7 @@ dist.init_process_group("gloo", init_method=f"file://{store}-2", rank=0, world_s
 for group in (dist.group.WORLD, dist.new_group([0])):
     print(group._get_backend(torch.device("cpu")).options._threads)
 dist.destroy_process_group()
-"""
+"""  # noqa: E501
 
 
 def test_every_group_of_a_rank_has_one_thread(tmp_path: Path) -> None:

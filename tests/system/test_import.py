@@ -1,4 +1,6 @@
-"""From a table to a campaign that learns from it, and outcomes that a campaign takes from an earlier one."""
+"""From a table to a campaign that learns from it, and outcomes that a campaign takes from an
+earlier one.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,14 @@ from support.imports import ROWS, row, write_table
 CAMPAIGN = {
     "evaluator": "simulated",
     "name": "warm",
-    "model": {"layers": 16, "hidden": 2048, "heads": 16, "kv_heads": 16, "ffn_hidden": 5504, "vocabulary": 32000}
+    "model": {
+        "layers": 16,
+        "hidden": 2048,
+        "heads": 16,
+        "kv_heads": 16,
+        "ffn_hidden": 5504,
+        "vocabulary": 32000,
+    }
     | {"activation": "swiglu", "norm": "rmsnorm"},
     "cluster": {"preset": "dgx-a100-80gb"},
     "problem": {"sequence_length": 2048, "global_batch": 64, "precision": "bf16"},
@@ -53,9 +62,17 @@ def test_a_table_is_imported_and_a_campaign_begins_with_it(tmp_path: Path) -> No
     assert line == "warm start: 5 usable outcomes of sweep.csv; left out: 1 of another device"
     told = api.status("warm", store=str(tmp_path / "frontrunner.db")).last_events
     assert [event.data["learned_from"] for event in told if event.kind == "evidence"] == [5]
-    write_toml(tmp_path / "cold.toml", CAMPAIGN | {"name": "cold", "search": {"strategy": "random"}})
-    assert "7 that the strategy does not learn from" in frontrunner("launch", "cold.toml", cwd=tmp_path).stderr
-    write_toml(tmp_path / "cold.toml", CAMPAIGN | {"name": "none", "search": {"warm_start": False, "reuse": False}})
+    write_toml(
+        tmp_path / "cold.toml", CAMPAIGN | {"name": "cold", "search": {"strategy": "random"}}
+    )
+    assert (
+        "7 that the strategy does not learn from"
+        in frontrunner("launch", "cold.toml", cwd=tmp_path).stderr
+    )
+    write_toml(
+        tmp_path / "cold.toml",
+        CAMPAIGN | {"name": "none", "search": {"warm_start": False, "reuse": False}},
+    )
     assert "warm start" not in frontrunner("launch", "cold.toml", cwd=tmp_path).stderr
     shown = frontrunner("best", "sweep-llama-1b-8x-s2048-b64", cwd=tmp_path).stdout
     assert "Imported: these figures come from a table" in shown.replace("\n", " ")
@@ -100,11 +117,17 @@ def test_an_answer_takes_no_probe_and_nothing_of_the_budget(store: Store, tmp_pa
     assert "every legal recipe" in ended.reason
     assert (len(second.endings), ended.measured) == (1, LEGAL), "4 recipes were probed, once each"
     assert len(trials_noted(store, record.id, REUSED)) == LEGAL - 4
-    assert len(campaign_results(store, record.id)) == 4, "what was answered is not this campaign's own knowledge"
+    assert len(campaign_results(store, record.id)) == 4, (
+        "what was answered is not this campaign's own knowledge"
+    )
     told = facts_of(collect(store, store.campaign(record.name), spec.survey()), spec)
-    assert told["spent"].startswith(f"4 probes, {LEGAL - 4} recipes reused from earlier campaigns, ")
+    assert told["spent"].startswith(
+        f"4 probes, {LEGAL - 4} recipes reused from earlier campaigns, "
+    )
     spent = sum(
-        outcome.node_seconds for _, outcome in store.final_outcomes(record.id) if isinstance(outcome, Measurement)
+        outcome.node_seconds
+        for _, outcome in store.final_outcomes(record.id)
+        if isinstance(outcome, Measurement)
     )
     assert store.campaign(record.name).node_seconds_spent == pytest.approx(spent)
 
@@ -130,7 +153,9 @@ def test_an_answer_does_not_hide_that_nothing_runs_here(store: Store, tmp_path: 
 @pytest.mark.system
 def test_a_second_campaign_answers_from_the_first_what_was_steady(tmp_path: Path) -> None:
     """Real probes: what the first campaign measured without noise is no probe of the second."""
-    table = tiny(space={"tensor_parallel": [1, 2], "pipeline_parallel": [1], "micro_batch_seqs": [4]})
+    table = tiny(
+        space={"tensor_parallel": [1, 2], "pipeline_parallel": [1], "micro_batch_seqs": [4]}
+    )
     write_toml(tmp_path / "tiny.toml", table | {"probe": table["probe"] | {"measured_steps": 8}})
     assert frontrunner("launch", "tiny.toml", cwd=tmp_path).returncode == 0
     ranking = json.loads(frontrunner("best", "tiny", "--json", cwd=tmp_path).stdout)

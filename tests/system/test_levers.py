@@ -1,6 +1,7 @@
 """The levers of compilation and memory change how a step is run, never what it computes.
 
-Each row is held against one process with a plain model, by SGD with momentum, as in `test_numerics.py`.
+Each row is held against one process with a plain model, by SGD with momentum, as in
+`test_numerics.py`.
 """
 
 import os
@@ -64,8 +65,12 @@ IN_PIECES_SLOW = {
 }
 
 
-def _training(folder: Path, recipe: dict[str, Any], *, model: Any = None, clip_norm: float | None = None) -> Job:
-    job = small_job(folder / "run", recipe=small_recipe(**recipe), model=small_model(**(model or {})))
+def _training(
+    folder: Path, recipe: dict[str, Any], *, model: Any = None, clip_norm: float | None = None
+) -> Job:
+    job = small_job(
+        folder / "run", recipe=small_recipe(**recipe), model=small_model(**(model or {}))
+    )
     return training_job(job, clip_norm=clip_norm)
 
 
@@ -88,14 +93,23 @@ def test_pieces_of_a_tied_head_change_no_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lever", "model", "pieces_bytes"),
     [
-        # 8 sequences of 128 tokens: logits in fp32, and as much again for their gradient at the least. With fewer words
-        # the peak of a process is another's, at its start.
-        pytest.param("loss_chunks", {"vocabulary": 131072}, 2 * 8 * 128 * 131072 * 4, id="loss_chunks"),
+        # 8 sequences of 128 tokens: logits in fp32, and as much again for their gradient at the
+        # least. With fewer words the peak of a process is another's, at its start.
+        pytest.param(
+            "loss_chunks", {"vocabulary": 131072}, 2 * 8 * 128 * 131072 * 4, id="loss_chunks"
+        ),
         # gate, up, the gate's SiLU and the product, of each of the layers.
-        pytest.param("feed_forward_tiles", {"ffn_hidden": 8192}, 4 * 4 * 8 * 128 * 8192 * 4, id="feed_forward_tiles"),
+        pytest.param(
+            "feed_forward_tiles",
+            {"ffn_hidden": 8192},
+            4 * 4 * 8 * 128 * 8192 * 4,
+            id="feed_forward_tiles",
+        ),
     ],
 )
-def test_pieces_take_less_memory(lever: str, model: dict[str, Any], pieces_bytes: int, tmp_path: Path) -> None:
+def test_pieces_take_less_memory(
+    lever: str, model: dict[str, Any], pieces_bytes: int, tmp_path: Path
+) -> None:
     """Eight pieces must save at least half of what the whole would hold."""
     peaks = {}
     for pieces in (1, 8):
@@ -139,16 +153,23 @@ HOST_AND_EACH_SLOW = {
 
 
 @pytest.mark.parametrize("recipe", _rows(HOST_AND_EACH, HOST_AND_EACH_SLOW))
-def test_where_things_lie_and_when_gradients_meet_change_no_number(recipe: dict[str, Any], tmp_path: Path) -> None:
+def test_where_things_lie_and_when_gradients_meet_change_no_number(
+    recipe: dict[str, Any], tmp_path: Path
+) -> None:
     assert_trains_as_one_process(_training(tmp_path, recipe, clip_norm=CLIP_NORM))
 
 
 @pytest.mark.parametrize(
     "recipe",
-    _rows({"one-rank": {}, "dp2-zero3": ZERO_3, "dp4-levels": LEVELS}, {"tp2-sp": SEQUENCE_PARALLEL, "cp2": CONTEXT}),
+    _rows(
+        {"one-rank": {}, "dp2-zero3": ZERO_3, "dp4-levels": LEVELS},
+        {"tp2-sp": SEQUENCE_PARALLEL, "cp2": CONTEXT},
+    ),
 )
 def test_states_in_bf16_follow_those_in_fp32(recipe: dict[str, Any], tmp_path: Path) -> None:
-    """A momentum of 8 bits of mantissa moves losses near 5 by about 1e-3, and by more than rounding in fp32 does."""
+    """A momentum of 8 bits of mantissa moves losses near 5 by about 1e-3, and by more than rounding
+    in fp32 does.
+    """
     job = small_job(tmp_path / "run", recipe=small_recipe(**recipe, optimizer_state="bf16"))
 
     losses = run_job(job)["losses"]
@@ -159,7 +180,8 @@ def test_states_in_bf16_follow_those_in_fp32(recipe: dict[str, Any], tmp_path: P
 
 
 FULL_PIECES = {"recompute": "full", "micro_batch_seqs": 1} | PIECES
-# A block that was compiled before is not compiled again: those of the cases of full pieces are alike.
+# A block that was compiled before is not compiled again: those of the cases of full pieces are
+# alike.
 COMPILED = {
     "one-rank-full-pieces": FULL_PIECES,
     "dp4-levels-full-pieces": LEVELS | FULL_PIECES,
@@ -185,7 +207,9 @@ def test_compiled_blocks_train_as_one_process(recipe: dict[str, Any], tmp_path: 
 @pytest.mark.parametrize(
     "recipe",
     [
-        pytest.param(ZERO_3 | {"expert_parallel": 2, "feed_forward_tiles": 2}, id="dp2-zero3-ep2-tiles"),
+        pytest.param(
+            ZERO_3 | {"expert_parallel": 2, "feed_forward_tiles": 2}, id="dp2-zero3-ep2-tiles"
+        ),
         pytest.param(SEQUENCE_PARALLEL | {"expert_tensor_parallel": 2}, id="tp2-sp-etp2"),
     ],
 )
@@ -200,7 +224,10 @@ def test_layers_with_experts_are_compiled_in_part(recipe: dict[str, Any], tmp_pa
 def test_blocks_compile_before_the_measurement(recipe: dict[str, Any], tmp_path: Path) -> None:
     model = small_model(kv_heads=2)
     job = small_job(
-        tmp_path / "run", recipe=small_recipe(**recipe, compile=True), model=model, collective_timeout_s=500.0
+        tmp_path / "run",
+        recipe=small_recipe(**recipe, compile=True),
+        model=model,
+        collective_timeout_s=500.0,
     )
 
     result = run_job(job)
@@ -215,9 +242,13 @@ def test_blocks_compile_before_the_measurement(recipe: dict[str, Any], tmp_path:
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 def test_a_compiled_layer_keeps_what_selective_recompute_says() -> None:
-    """The input and the outputs of products and attention, but for the last product's, which no gradient needs."""
+    """The input and the outputs of products and attention, but for the last product's, which no
+    gradient needs.
+    """
     shape, kept = small_model(kv_heads=2), {}
-    model = Gpt(shape, sequence_length=32, layers=range(1), recipe=small_recipe(recompute="selective"))
+    model = Gpt(
+        shape, sequence_length=32, layers=range(1), recipe=small_recipe(recompute="selective")
+    )
     model.compile_blocks(partial(compiled, device_type="cpu"), torch.device("cpu"))
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
 
@@ -240,7 +271,9 @@ def test_a_compiled_layer_keeps_what_selective_recompute_says() -> None:
 @pytest.mark.timeout(600)
 def test_a_step_that_compiles_is_not_measured(tmp_path: Path) -> None:
     recipe = small_recipe(**COMPILED["one-rank-full-pieces"], compile=True)
-    job = small_job(tmp_path / "run", recipe=recipe, model=small_model(kv_heads=2), collective_timeout_s=500.0)
+    job = small_job(
+        tmp_path / "run", recipe=recipe, model=small_model(kv_heads=2), collective_timeout_s=500.0
+    )
     assert job.probe is not None
     result = run_job(replace(job, probe=replace(job.probe, warm_up_steps=0)))
 
@@ -253,7 +286,9 @@ def test_compiling_without_a_compiler_is_refused_while_starting(tmp_path: Path) 
     command = [sys.executable, "-P", "-m", "frontrunner.evaluators.trainer", str(prepare(job))]
 
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "CXX": "no-such-compiler"}
-    done = subprocess.run(command, check=False, timeout=120, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        command, check=False, timeout=120, env=environment, capture_output=True, text=True
+    )
 
     assert done.returncode == 1
     error = (Path(job.run_folder) / "rank-0.error.json").read_text()
@@ -263,9 +298,16 @@ def test_compiling_without_a_compiler_is_refused_while_starting(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2])
-def test_torch_finds_what_async_tensor_parallelism_overlaps(micro_batch: int, tmp_path: Path) -> None:
-    """Two gathers, for query, key and value, and for gate and up; two sums, of output and of down."""
-    job = small_job(tmp_path / "run", recipe=small_recipe(**SEQUENCE_PARALLEL | {"micro_batch_seqs": micro_batch}))
+def test_torch_finds_what_async_tensor_parallelism_overlaps(
+    micro_batch: int, tmp_path: Path
+) -> None:
+    """Two gathers, for query, key and value, and for gate and up; two sums, of output and of
+    down.
+    """
+    job = small_job(
+        tmp_path / "run",
+        recipe=small_recipe(**SEQUENCE_PARALLEL | {"micro_batch_seqs": micro_batch}),
+    )
 
     for found in look(job, "overlap"):
         assert found == {"gathers": [3, 2], "sums": [1, 1]}

@@ -26,7 +26,9 @@ class Nodes:
     """Two nodes at work on a probe of one rank each, which steps until it is ended."""
 
     def __init__(self, folder: Path, **changes: object) -> None:
-        self.setup = setup_of(folder, cluster={"nodes": 2, "devices_per_node": 1}, probe={"measured_steps": 100_000})
+        self.setup = setup_of(
+            folder, cluster={"nodes": 2, "devices_per_node": 1}, probe={"measured_steps": 100_000}
+        )
         self.heart = Heartbeat(folder / "lifeline")
         self.one = order(self.setup, RECIPE)
         self.step = step_of(self.one, self.setup, nodes=2, lifeline=folder / "lifeline", **changes)
@@ -37,7 +39,9 @@ class Nodes:
         wait_for(lambda: steps_written(self.one.run_folder) > 2 and len(reports(self.step)) == 2)
 
     def processes(self) -> list[psutil.Process]:
-        return [p for agent in self.agents for p in psutil.Process(agent.pid).children(recursive=True)]
+        return [
+            p for agent in self.agents for p in psutil.Process(agent.pid).children(recursive=True)
+        ]
 
     def wait_until_ended(self, timeout_s: float = 20.0) -> None:
         for agent in self.agents:
@@ -102,7 +106,9 @@ def test_a_cancelled_step_ends_on_every_node(start: Callable[..., Nodes]) -> Non
     told = reports(nodes.step)
     assert [sorted(report.statuses) for report in told] == [[0], [1]]
     assert (0,) in [report.killed for report in told] or (1,) in [report.killed for report in told]
-    assert all(0 not in report.statuses.values() for report in told), "the first that is killed may fail the other"
+    assert all(0 not in report.statuses.values() for report in told), (
+        "the first that is killed may fail the other"
+    )
 
 
 def test_a_silent_driver_ends_the_ranks(start: Callable[..., Nodes]) -> None:
@@ -113,7 +119,9 @@ def test_a_silent_driver_ends_the_ranks(start: Callable[..., Nodes]) -> None:
     assert not any(map(is_alive, processes))
 
 
-def test_a_rank_that_is_killed_on_one_node_ends_those_of_the_other(start: Callable[..., Nodes]) -> None:
+def test_a_rank_that_is_killed_on_one_node_ends_those_of_the_other(
+    start: Callable[..., Nodes],
+) -> None:
     nodes = start()
     processes = nodes.processes()
     server = psutil.Process(nodes.agents[1].pid).children()[0]
@@ -145,7 +153,11 @@ def test_ranks_go_with_an_agent_that_is_killed(start: Callable[..., Nodes]) -> N
 def test_an_agent_without_its_place_says_what_to_set(tmp_path: Path) -> None:
     setup = setup_of(tmp_path, cluster={"nodes": 2, "devices_per_node": 1})
     step: Step = step_of(order(setup, RECIPE), setup, nodes=2, lifeline=tmp_path / "lifeline")
-    bare = {key: value for key, value in os.environ.items() if not key.startswith(("PMI_", "SLURM_", "OMPI_"))}
+    bare = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PMI_", "SLURM_", "OMPI_"))
+    }
     agent = subprocess.run(command_of(step), env=bare, capture_output=True, text=True, check=False)
     assert agent.returncode == 1
     assert "dispatch.launcher" in agent.stderr

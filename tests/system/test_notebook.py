@@ -15,8 +15,9 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "campaign.ipynb"
 
 
 TABLES = 11
-"""The conclusion, the status, the ranking, a recipe, what is known of it, its estimate, the front of speed and memory
-and that of three objectives, failures, campaigns, the data frame."""
+"""The conclusion, the status, the ranking, a recipe, what is known of it, its estimate, the front
+of speed and memory and that of three objectives, failures, campaigns, the data frame.
+"""
 
 
 def tables(notebook: Any) -> list[str]:
@@ -45,7 +46,9 @@ def test_example_notebook_is_kept_with_its_output() -> None:
 
 
 @pytest.mark.system
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # of jupyter's own event loops
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning"
+)  # of jupyter's own event loops
 def test_example_notebook_runs(tmp_path: Path) -> None:
     kept = tables(nbformat.read(NOTEBOOK, as_version=4))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
@@ -53,5 +56,7 @@ def test_example_notebook_runs(tmp_path: Path) -> None:
         cell.pop("outputs", None)
         if cell.cell_type == "code":
             cell.outputs = []
-    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     assert [headings(shown) for shown in tables(notebook)] == [headings(shown) for shown in kept]

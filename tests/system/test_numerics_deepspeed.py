@@ -1,10 +1,10 @@
 """Every form of the DeepSpeed engine trains as one process does: see test_numerics.
 
-Weights and momentum are those that DeepSpeed's own functions collect from its ranks. Without ZeRO it clips and reports
-no gradient norm, which then goes uncompared.
+Weights and momentum are those that DeepSpeed's own functions collect from its ranks. Without ZeRO
+it clips and reports no gradient norm, which then goes uncompared.
 
-What legality refuses because the numbers would be wrong is run here too, past the refusal, to show that they are:
-a version of DeepSpeed that has mended one of them fails its test.
+What legality refuses because the numbers would be wrong is run here too, past the refusal, to show
+that they are: a version of DeepSpeed that has mended one of them fails its test.
 """
 
 import importlib.util
@@ -34,19 +34,28 @@ from support.trainer_runs import (
     training_job,
 )
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is an extra")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="deepspeed is an extra"
+)
 
 TOLERANCE = 1e-5
 ENGINE = {"engine": "deepspeed"}
 WHOLE, ZERO_1, ZERO_2, ZERO_3 = (1, 1, 1), (1, 1, 2), (1, 2, 2), (2, 2, 2)
 TENSOR = {"tensor_parallel": 2}
 PIPELINE = {"pipeline_parallel": 2, "schedule": "1f1b", "micro_batch_seqs": 1}
-SECONDARY = {"data_parallel": 4, "sharding": (4, 4, 4), "secondary_partition": 2, "micro_batch_seqs": 1}
+SECONDARY = {
+    "data_parallel": 4,
+    "sharding": (4, 4, 4),
+    "secondary_partition": 2,
+    "micro_batch_seqs": 1,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One recipe, by its differences from a single rank, and the model's differences from the small one."""
+    """One recipe, by its differences from a single rank, and the model's differences from the small
+    one.
+    """
 
     name: str
     recipe: dict[str, Any]
@@ -71,14 +80,21 @@ CASES = [
     Case(name="dp2-unclipped", recipe=_data(WHOLE), clip_norm=None),
     Case(name="dp2", recipe=_data(WHOLE)),
     Case(name="dp2-zero1", recipe=_data(ZERO_1)),
-    Case(name="dp2-zero2-learned-tied", recipe=_data(ZERO_2), model=GPT2 | {"tied_embeddings": True}),
+    Case(
+        name="dp2-zero2-learned-tied", recipe=_data(ZERO_2), model=GPT2 | {"tied_embeddings": True}
+    ),
     Case(name="dp2-zero3", recipe=_data(ZERO_3)),
-    Case(name="dp2-zero3-learned-tied", recipe=_data(ZERO_3), model=GPT2 | {"tied_embeddings": True}),
+    Case(
+        name="dp2-zero3-learned-tied", recipe=_data(ZERO_3), model=GPT2 | {"tied_embeddings": True}
+    ),
     Case(name="dp2-zero3-recompute-full", recipe=_data(ZERO_3, recompute="full")),
     Case(name="dp2-zero3-recompute-selective", recipe=_data(ZERO_3, recompute="selective")),
     Case(name="dp2-zero1-offload", recipe=_data(ZERO_1, offload="optimizer")),
     Case(name="dp2-zero3-offload-all", recipe=_data(ZERO_3, offload="optimizer+parameters")),
-    Case(name="one-rank-offload-all", recipe={"offload": "optimizer+parameters", "micro_batch_seqs": 4}),
+    Case(
+        name="one-rank-offload-all",
+        recipe={"offload": "optimizer+parameters", "micro_batch_seqs": 4},
+    ),
     Case(name="dp4-zero3-secondary-2", recipe=SECONDARY),
     Case(name="tp2-unclipped", recipe=TENSOR, clip_norm=None),
     Case(name="tp2-dp2-zero1", recipe=TENSOR | _data(ZERO_1)),
@@ -88,13 +104,20 @@ CASES = [
     Case(name="pp2-unclipped", recipe=PIPELINE, clip_norm=None),
     Case(name="pp2", recipe=PIPELINE),
     Case(name="pp2-dp2-zero1-offload", recipe=PIPELINE | _data(ZERO_1, offload="optimizer")),
-    Case(name="pp4-uneven-learned", recipe=PIPELINE | {"pipeline_parallel": 4}, model=GPT2 | {"layers": 6}),
+    Case(
+        name="pp4-uneven-learned",
+        recipe=PIPELINE | {"pipeline_parallel": 4},
+        model=GPT2 | {"layers": 6},
+    ),
     Case(
         name="pp4-layers-2-1-2-1",
         recipe=PIPELINE | {"pipeline_parallel": 4, "layers_per_stage": (2, 1, 2, 1)},
         model={"layers": 6},
     ),
-    Case(name="pp4-two-micro-batches", recipe=PIPELINE | {"pipeline_parallel": 4, "micro_batch_seqs": 4}),
+    Case(
+        name="pp4-two-micro-batches",
+        recipe=PIPELINE | {"pipeline_parallel": 4, "micro_batch_seqs": 4},
+    ),
     Case(name="tp2-pp2-selective", recipe=TENSOR | PIPELINE | {"recompute": "selective"}),
     Case(name="tp2-pp2-dp2", recipe=TENSOR | PIPELINE | _data(WHOLE)),
     Case(name="tp2-pp2-dp2-zero1", recipe=TENSOR | PIPELINE | _data(ZERO_1), model=GPT2),
@@ -123,7 +146,9 @@ CHOSEN = covering_recipes(SPACE, run_anyway=NAMED)
 
 
 @pytest.mark.parametrize("recipe", CHOSEN.values(), ids=CHOSEN)
-def test_each_two_choices_together_train_the_right_model(recipe: dict[str, Any], tmp_path: Path) -> None:
+def test_each_two_choices_together_train_the_right_model(
+    recipe: dict[str, Any], tmp_path: Path
+) -> None:
     assert_trains_as_one_process(Case(name="chosen", recipe=recipe).training(tmp_path / "run"))
 
 
@@ -172,13 +197,17 @@ def test_the_gradient_norm_is_that_of_the_torch_engine(tmp_path: Path) -> None:
     for name, recipe in forms.items():
         job = Case(name=name, recipe=recipe).probe(tmp_path / name)
         run_job(job)
-        norms[name] = [event["gradient_norm"] for event in read_progress(job) if event["event"] == "step"]
+        norms[name] = [
+            event["gradient_norm"] for event in read_progress(job) if event["event"] == "step"
+        ]
 
     assert norms["deepspeed"] == pytest.approx(norms["torch"], rel=1e-4)
 
 
 def test_gradients_that_are_not_finite_end_the_run(tmp_path: Path) -> None:
-    """DeepSpeed skips such a step and goes on with the old weights, whose loss is as finite as before."""
+    """DeepSpeed skips such a step and goes on with the old weights, whose loss is as finite as
+    before.
+    """
     job = Case(name="diverging", recipe=_data(ZERO_2), clip_norm=None).probe(tmp_path / "run")
     job = replace(job, optimizer=replace(job.optimizer, learning_rate=1e30))
 

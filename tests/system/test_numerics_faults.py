@@ -1,6 +1,8 @@
-"""The quick numerics tier sees wrong gradients: each fault, put into a copy of the product, fails one of its cases.
+"""The quick numerics tier sees wrong gradients: each fault, put into a copy of the product, fails
+one of its cases.
 
-A fault is one line of the trainer, changed. To see what each changed: pytest -rP tests/system/test_numerics_faults.py
+A fault is one line of the trainer, changed. To see what each changed: pytest -rP
+tests/system/test_numerics_faults.py
 """
 
 import os
@@ -16,7 +18,8 @@ import frontrunner
 from system import test_numerics_smoke
 
 TRAINER = "evaluators/trainer"
-# The first case that sees them: of each its file in the trainer, the text there, and what stands in its place.
+# The first case that sees them: of each its file in the trainer, the text there, and what stands in
+# its place.
 FAULTS = {
     "tp2-sp-dp2-zero2-full-pieces-1-kv-head": {
         "the gradient of a norm is not summed over sequence-parallel ranks": (
@@ -47,8 +50,10 @@ FAULTS = {
         "recomputing sees another input": (
             "model.py",
             "checkpoint(function, *inputs,",
-            "checkpoint(lambda x, *y: function(x * (1 + 1e-4 * (torch._C._current_graph_task_id() >= 0)), *y)"
-            ", *inputs,",
+            (
+                "checkpoint(lambda x, *y: function(x * (1 + 1e-4 *"
+                " (torch._C._current_graph_task_id() >= 0)), *y), *inputs,"
+            ),
         ),
         "pieces of the loss are of other targets": (
             "model.py",
@@ -122,8 +127,10 @@ FAULTS = {
         "a unit sharded by levels keeps its old parameters": (
             "data_parallel.py",
             "            unit.publish()",
-            "            if unit is self._units[0] or next(iter(unit.masters.values())).grad is None:\n"
-            "                unit.publish()",
+            (
+                "            if unit is self._units[0] or next(iter(unit.masters.values())).grad is"
+                " None:\n                unit.publish()"
+            ),
         ),
         "parameters gathered before a step are used after it": (
             "data_parallel.py",
@@ -260,7 +267,14 @@ def run_numerics(copy: Path, *cases: str) -> subprocess.CompletedProcess[str]:
     test = f"{test_numerics_smoke.__file__}::test_torch_engine_trains_the_right_model"
     tests = [f"{test}[{case}]" for case in cases]
     environment = os.environ | {"PYTHONPATH": str(copy.parent)}
-    return subprocess.run([*command, *tests], check=False, timeout=600, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [*command, *tests],
+        check=False,
+        timeout=600,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_a_plain_copy_passes(tmp_path: Path) -> None:
@@ -271,12 +285,16 @@ def test_a_plain_copy_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("case", "fault"), [(case, fault) for case, faults in FAULTS.items() for fault in faults])
+@pytest.mark.parametrize(
+    ("case", "fault"), [(case, fault) for case, faults in FAULTS.items() for fault in faults]
+)
 def test_is_seen(case: str, fault: str, tmp_path: Path) -> None:
     name, old, new = FAULTS[case][fault]
     path = copy_product(tmp_path) / TRAINER / name
     text = path.read_text(encoding="utf-8")
-    assert text.count(old) == 1, f"{TRAINER}/{name} holds {old!r} {text.count(old)} times; update FAULTS of this test"
+    assert text.count(old) == 1, (
+        f"{TRAINER}/{name} holds {old!r} {text.count(old)} times; update FAULTS of this test"
+    )
     path.write_text(text.replace(old, new), encoding="utf-8")
 
     done = run_numerics(path.parents[2], case)

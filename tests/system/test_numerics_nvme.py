@@ -37,18 +37,26 @@ from support.trainer_runs import (
 
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.timeout(1800),  # the first one compiles the operator: 2 minutes alone, many more beside other tests
-    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is an extra"),
+    pytest.mark.timeout(
+        1800
+    ),  # the first one compiles the operator: 2 minutes alone, many more beside other tests
+    pytest.mark.skipif(
+        importlib.util.find_spec("deepspeed") is None, reason="deepspeed is an extra"
+    ),
 ]
 
 ZERO_3 = {"data_parallel": 2, "sharding": (2, 2, 2), "micro_batch_seqs": 1}
 MODEL = small_model(layers=2, hidden=256, ffn_hidden=2048, vocabulary=2048)
-"""Large enough for its parts on two ranks to be above 1 MiB, below which DeepSpeed keeps them in memory."""
+"""Large enough for its parts on two ranks to be above 1 MiB, below which DeepSpeed keeps them in
+memory.
+"""
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    """A folder on the disk of the tests' temporary files, where the operator is at hand or can be compiled."""
+    """A folder on the disk of the tests' temporary files, where the operator is at hand or can be
+    compiled.
+    """
     cluster = Cluster(
         name="c",
         device="d",
@@ -67,10 +75,19 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _job(folder: Path, disk: Disk | None, *, offload: str = "nvme", clip: float | None = None, **recipe: Any) -> Job:
+def _job(
+    folder: Path,
+    disk: Disk | None,
+    *,
+    offload: str = "nvme",
+    clip: float | None = None,
+    **recipe: Any,
+) -> Job:
     chosen = small_recipe(engine="deepspeed", offload=offload, **recipe)
     job = small_job(folder, recipe=chosen, model=MODEL, disk=disk)
-    return replace(job, optimizer=replace(job.optimizer, gradient_clip_norm=clip, learning_rate=0.02))
+    return replace(
+        job, optimizer=replace(job.optimizer, gradient_clip_norm=clip, learning_rate=0.02)
+    )
 
 
 def _files(disk: Disk) -> dict[str, int]:
@@ -98,28 +115,38 @@ def test_losses_equal_one_process(recipe: dict[str, Any], tmp_path: Path, disk: 
     matrices = 4 * 2 * 3 * MODEL.hidden * MODEL.ffn_hidden  # of the feed-forward parts, in bytes
     found = _files(disk)
     assert found["optimizer"] >= 3 * matrices  # weights, momentum, gradients
-    if job.recipe.tensor_parallel == 1:  # of small tensor-parallel parts DeepSpeed keeps all in memory on some machines
+    if (
+        job.recipe.tensor_parallel == 1
+    ):  # of small tensor-parallel parts DeepSpeed keeps all in memory on some machines
         assert found["param"] >= matrices
     assert sum(found.values()) <= disk.needed_bytes
 
 
 def test_clipped_steps_are_those_of_the_same_recipe_in_memory(tmp_path: Path, disk: Disk) -> None:
-    in_memory = replace(_job(tmp_path / "memory", None, offload="none", clip=0.2, **ZERO_3), precision="bf16")
+    in_memory = replace(
+        _job(tmp_path / "memory", None, offload="none", clip=0.2, **ZERO_3), precision="bf16"
+    )
     on_disk = replace(_job(tmp_path / "run", disk, clip=0.2, **ZERO_3), precision="bf16")
 
     assert run_job(on_disk)["losses"] == pytest.approx(run_job(in_memory)["losses"], abs=1e-6)
 
 
 def _training(job: Job) -> Job:
-    return in_train_mode(job, steps=4, warm_up_steps=1, evaluation_every_steps=2, evaluation_batches=1)
+    return in_train_mode(
+        job, steps=4, warm_up_steps=1, evaluation_every_steps=2, evaluation_batches=1
+    )
 
 
 def test_training_goes_on_from_a_checkpoint_on_an_empty_disk(tmp_path: Path, disk: Disk) -> None:
-    alone = _training(replace(_job(tmp_path / "alone", None, offload="none"), recipe=small_recipe()))
+    alone = _training(
+        replace(_job(tmp_path / "alone", None, offload="none"), recipe=small_recipe())
+    )
     spread = _training(_job(tmp_path / "spread", disk, **ZERO_3))
     expected, actual = run_job(alone), run_job(spread)
     assert logged_losses(spread) == pytest.approx(logged_losses(alone), abs=1e-5)
-    assert dict(actual["evaluation_losses"]) == pytest.approx(dict(expected["evaluation_losses"]), abs=1e-5)
+    assert dict(actual["evaluation_losses"]) == pytest.approx(
+        dict(expected["evaluation_losses"]), abs=1e-5
+    )
 
     uninterrupted = logged_losses(spread)
     shutil.rmtree(Path(spread.run_folder) / "checkpoints" / "step-00000004")
@@ -148,7 +175,9 @@ def test_a_probe_leaves_nothing_on_the_disk_whoever_is_killed(
     folder.mkdir()
     shape = {"layers": 2, "hidden": 256, "heads": 4, "ffn_hidden": 2048, "vocabulary": 2048}
     endless = {"measured_steps": 1_000_000, "deadline_s": 600.0, "step_deadline_s": 300.0}
-    setup = setup_of(tmp_path / "work", model=shape, cluster={"nvme_path": str(folder)}, probe=endless)
+    setup = setup_of(
+        tmp_path / "work", model=shape, cluster={"nvme_path": str(folder)}, probe=endless
+    )
     recipe = tiny_recipe(engine="deepspeed", offload="nvme", sharding=Sharding.named("zero-3", 2))
     assert why_illegal(recipe, setup.problem) is None
     evaluator = TrainingProbe(replace(setup, engines=("deepspeed",)))
@@ -171,8 +200,12 @@ def test_a_probe_leaves_nothing_on_the_disk_whoever_is_killed(
         assert list(folder.iterdir()) == []
 
 
-def test_a_disk_without_room_is_refused_before_anything_is_built(tmp_path: Path, disk: Disk) -> None:
+def test_a_disk_without_room_is_refused_before_anything_is_built(
+    tmp_path: Path, disk: Disk
+) -> None:
     job = _job(tmp_path / "run", replace(disk, needed_bytes=2**60), **ZERO_3)
 
-    with pytest.raises(AssertionError, match=r"offload nvme needs 1073741824\.00 GiB on .*, which has .* GiB free"):
+    with pytest.raises(
+        AssertionError, match=r"offload nvme needs 1073741824\.00 GiB on .*, which has .* GiB free"
+    ):
         run_job(job)

@@ -1,4 +1,6 @@
-"""A few recipes that together hold most pairs of choices train as one process does: see test_numerics."""
+"""A few recipes that together hold most pairs of choices train as one process does: see
+test_numerics.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -41,39 +43,67 @@ SPACE = Space(
     gradient_sync=("last", "each"),
 )
 PIECES = {"loss_chunks": 2, "feed_forward_tiles": 2}
-# First, and of models that the chosen ones leave out: of a wrong line of code one of these sees most.
+# First, and of models that the chosen ones leave out: of a wrong line of code one of these sees
+# most.
 NAMED = {
     "dp4-levels-124": ({"data_parallel": 4, "sharding": (1, 2, 4), "micro_batch_seqs": 1}, {}),
-    "cp4-learned-2-kv-heads": ({"context_parallel": 4, "micro_batch_seqs": 4}, GPT2 | {"kv_heads": 2}),
+    "cp4-learned-2-kv-heads": (
+        {"context_parallel": 4, "micro_batch_seqs": 4},
+        GPT2 | {"kv_heads": 2},
+    ),
     "tp2-sp-dp2-zero2-full-pieces-1-kv-head": (
         {"tensor_parallel": 2, "sequence_parallel": True, "data_parallel": 2, "sharding": (1, 2, 2)}
         | {"micro_batch_seqs": 2, "recompute": "full"}
         | PIECES,
         QWEN | {"kv_heads": 1},
     ),
-    "tp2-sp-cp2-of-gemma": ({"tensor_parallel": 2, "sequence_parallel": True, "context_parallel": 2}, GEMMA),
+    "tp2-sp-cp2-of-gemma": (
+        {"tensor_parallel": 2, "sequence_parallel": True, "context_parallel": 2},
+        GEMMA,
+    ),
     "pp2-of-gemma": ({"pipeline_parallel": 2, "schedule": "1f1b", "micro_batch_seqs": 2}, GEMMA),
     "dp4-zero1-ep2": (
         {"data_parallel": 4, "sharding": (1, 1, 4), "expert_parallel": 2, "micro_batch_seqs": 1},
         EXPERTS | {"biases": "all", "activation": "swiglu_clamped", "renormalized_experts": False},
     ),
-    "tp2-sp-etp2": ({"tensor_parallel": 2, "sequence_parallel": True, "expert_tensor_parallel": 2}, EXPERTS),
+    "tp2-sp-etp2": (
+        {"tensor_parallel": 2, "sequence_parallel": True, "expert_tensor_parallel": 2},
+        EXPERTS,
+    ),
     "deepseek-tp2-sp-pp2-1f1b-ep2": (
-        {"tensor_parallel": 2, "sequence_parallel": True, "pipeline_parallel": 2, "schedule": "1f1b"}
+        {
+            "tensor_parallel": 2,
+            "sequence_parallel": True,
+            "pipeline_parallel": 2,
+            "schedule": "1f1b",
+        }
         | {"expert_parallel": 2, "micro_batch_seqs": 2},
         DEEPSEEK,
     ),
     "balanced-cp2-dp2-zero1-ep2": (
-        {"context_parallel": 2, "data_parallel": 2, "sharding": (1, 1, 4), "expert_parallel": 2, "micro_batch_seqs": 2},
+        {
+            "context_parallel": 2,
+            "data_parallel": 2,
+            "sharding": (1, 1, 4),
+            "expert_parallel": 2,
+            "micro_batch_seqs": 2,
+        },
         BALANCED,
     ),
 }
-OF_THE_SPACE = [small_recipe(**recipe) for recipe, model in NAMED.values() if "experts" not in model]
+OF_THE_SPACE = [
+    small_recipe(**recipe) for recipe, model in NAMED.values() if "experts" not in model
+]
 CHOSEN = most_covering(SPACE, 13, run_anyway=OF_THE_SPACE)
 ZERO_3 = {"data_parallel": 2, "sharding": (2, 2, 2), "micro_batch_seqs": 1}
 DEEPSPEED = {
     "zero-3": ZERO_3,
-    "tensor-zero-1": {"tensor_parallel": 2, "data_parallel": 2, "sharding": (1, 1, 2), "micro_batch_seqs": 1},
+    "tensor-zero-1": {
+        "tensor_parallel": 2,
+        "data_parallel": 2,
+        "sharding": (1, 1, 2),
+        "micro_batch_seqs": 1,
+    },
     "pipeline": {"pipeline_parallel": 2, "schedule": "1f1b", "micro_batch_seqs": 1},
 }
 
@@ -82,7 +112,9 @@ RECIPES = NAMED | {name: (recipe, {"biases": "all"}) for name, recipe in CHOSEN.
 
 
 @pytest.mark.parametrize(("recipe", "model"), RECIPES.values(), ids=RECIPES)
-def test_torch_engine_trains_the_right_model(recipe: dict[str, Any], model: dict[str, Any], tmp_path: Path) -> None:
+def test_torch_engine_trains_the_right_model(
+    recipe: dict[str, Any], model: dict[str, Any], tmp_path: Path
+) -> None:
     job = small_job(tmp_path / "run", recipe=small_recipe(**recipe), model=small_model(**model))
     assert_trains_as_one_process(training_job(job))
 

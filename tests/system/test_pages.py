@@ -1,4 +1,6 @@
-"""The pages in a real browser: launch a campaign, see it progress, open its best recipe, replay it."""
+"""The pages in a real browser: launch a campaign, see it progress, open its best recipe, replay
+it.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def recipe_ids(page: api.Page) -> list[str]:
     """The recipes of the ranking, the fastest first."""
     links = page.locator("#ranking tbody a[href^='/recipes/']")
-    return [str(href).rpartition("/")[2] for href in links.evaluate_all("(all) => all.map((one) => one.pathname)")]
+    return [
+        str(href).rpartition("/")[2]
+        for href in links.evaluate_all("(all) => all.map((one) => one.pathname)")
+    ]
 
 
 def wait_for_figures(page: api.Page) -> None:
@@ -86,7 +91,9 @@ def test_browser_launches_watches_and_replays_a_campaign(service: Served) -> Non
         page.wait_for_url(f"{service.url}/campaigns/seen")
         top = page.evaluate("document.querySelector('.charts').offsetTop")
 
-        api.expect(page.locator("#trials .dot.measured").first).to_be_visible()  # without a reload: it is live
+        api.expect(
+            page.locator("#trials .dot.measured").first
+        ).to_be_visible()  # without a reload: it is live
         api.expect(page.locator("#numbers .state")).to_have_text("finished")
         api.expect(page.locator("#trials tbody tr")).to_have_count(4)
         wait_for_figures(page)
@@ -114,11 +121,13 @@ TOUCHING = """(shapes) => {
   const boxes = [...document.querySelectorAll(shapes)].map((shape) => shape.getBoundingClientRect());
   const over = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
   return boxes.flatMap((one, place) => boxes.slice(place + 1).filter((other) => over(one, other))).length;
-}"""
+}"""  # noqa: E501
 """How many pairs of the shapes of a figure lie over one another by more than a pixel."""
 FROM_WINDOW = "(section) => section.getBoundingClientRect().top"
 SQUARES = "#chart-feasibility .mark-rect.child_layer_0_marks path"
-TITLES_AND_TICKS = ":is(#chart-sensitivity, #chart-feasibility) :is(.role-axis-label, .role-title-text) text"
+TITLES_AND_TICKS = (
+    ":is(#chart-sensitivity, #chart-feasibility) :is(.role-axis-label, .role-title-text) text"
+)
 
 
 def assert_nothing_is_covered(page: api.Page) -> None:
@@ -226,7 +235,10 @@ def test_live_view_follows_the_probe_that_runs(service: Served) -> None:
         api.expect(page.locator("#now-end-5")).to_contain_text("rank 0 says 40")
         wait_for_figures(page)
         assert fits(page)
-        at_end = "(log) => log.scrollTop > 100 && log.scrollHeight - log.clientHeight - log.scrollTop < 4"
+        at_end = (
+            "(log) => log.scrollTop > 100 && log.scrollHeight - log.clientHeight -"
+            " log.scrollTop < 4"
+        )
         page.wait_for_function(f"({at_end})(document.querySelector('#now-end-5'))")
         write_steps(folder, 2)
         api.expect(now).to_contain_text("step 2 of at most")
@@ -265,15 +277,20 @@ def test_figures_stay_apart_and_messages_lie_over_the_page(service: Served) -> N
         for width in (1280, 1000, 640):
             page.set_viewport_size({"width": width, "height": 860})
             room = page.locator(".feasibility .plot").evaluate("(place) => place.clientWidth")
-            api.expect(page.locator(".feasibility .plot")).to_have_attribute("data-width", str(room))
+            api.expect(page.locator(".feasibility .plot")).to_have_attribute(
+                "data-width", str(room)
+            )
             assert_nothing_is_covered(page)
         page.set_viewport_size({"width": 1280, "height": 800})
         why = page.locator("#trials td.col-why", has_text="rank 3").first
         assert why.evaluate(
-            "(cell) => cell.scrollWidth <= cell.clientWidth && cell.getBoundingClientRect().right < 1280"
+            "(cell) => cell.scrollWidth <= cell.clientWidth && cell.getBoundingClientRect().right <"
+            " 1280"
         )
 
-        page.route("**/pause", lambda route: route.fulfill(status=200, body="<p class='fine'>told</p>"))
+        page.route(
+            "**/pause", lambda route: route.fulfill(status=200, body="<p class='fine'>told</p>")
+        )
         page.locator("#trials").scroll_into_view_if_needed()
         top = page.evaluate("document.querySelector('#trials').offsetTop")
         page.locator("#pause").dispatch_event("click")
@@ -334,7 +351,9 @@ def test_pages_are_usable_by_keyboard(service: Served) -> None:
 @pytest.mark.parametrize("width", [800, 1280])
 def test_plan_page_updates_while_typing_without_jumps(service: Served, width: int) -> None:
     with window(service, width=width) as page:
-        page.goto(f"{service.url}/plan?model=gpt2-small&cluster=dgx-h100&nodes=1&sequence_length=1024&global_batch=64")
+        page.goto(
+            f"{service.url}/plan?model=gpt2-small&cluster=dgx-h100&nodes=1&sequence_length=1024&global_batch=64"
+        )
         answer = page.locator("#answer")
         place = "document.querySelector('#answer').offsetTop"
         before = page.evaluate(place)
@@ -374,7 +393,9 @@ def test_explorer_keeps_its_state_in_its_address(service: Served) -> None:
             page.locator("#by-tokens_per_s").click()
             api.expect(page.locator(f"th[aria-sort={order}]")).to_contain_text("tokens/s")
         slowest = str(page.locator("tr[data-recipe]").first.get_attribute("data-recipe"))
-        page.locator(f"#pin-{slowest}").press("Space")  # a click may meet the column that stays in place
+        page.locator(f"#pin-{slowest}").press(
+            "Space"
+        )  # a click may meet the column that stays in place
         api.expect(page.locator("tbody.pinned tr")).to_have_count(1)
         held = page.url
         assert f"pin={slowest}" in held
@@ -411,7 +432,9 @@ def test_list_is_searched_labeled_and_compared(tmp_path: Path) -> None:
                 page.locator(f"#vs-{name}").check()
                 api.expect(page.locator(f"#vs-{name}")).to_be_checked()
             page.get_by_role("button", name="Compare the selected").click()
-            api.expect(page.get_by_role("heading", name="What differs in what was asked")).to_be_visible()
+            api.expect(
+                page.get_by_role("heading", name="What differs in what was asked")
+            ).to_be_visible()
             wait_for_figures(page)
             assert fits(page)
 
@@ -423,7 +446,9 @@ def test_list_is_searched_labeled_and_compared(tmp_path: Path) -> None:
 
 
 def test_an_invited_user_signs_in_and_out(service: Served) -> None:
-    """Invited on the operator's page, signed in by the invitation, out, and in again by the token that it showed."""
+    """Invited on the operator's page, signed in by the invitation, out, and in again by the token
+    that it showed.
+    """
     with window(service) as page:
         page.goto(f"{service.url}/account")
         page.get_by_label("Name").fill("ada")

@@ -23,7 +23,9 @@ from support.tables import row, write_table
 
 
 def pair(**sections: Table) -> Table:
-    """Four nodes of two devices, probed on one; rehearsed by formulas unless a section says otherwise."""
+    """Four nodes of two devices, probed on one; rehearsed by formulas unless a section says
+    otherwise.
+    """
     search = {"strategy": "guided", "probe_nodes": 1} | sections.pop("search", {})
     defaults: dict[str, Any] = {
         "evaluator": "simulated",
@@ -72,7 +74,9 @@ def test_probes_run_for_real_on_one_node_and_the_rest_is_a_prediction(tmp_path: 
     assert done.returncode == 0, done.stderr
     assert "predicted tokens/s on 4 nodes" in done.stdout
     assert "predicted, not confirmed: cluster.nodes = 4" in done.stderr
-    assert json.loads(frontrunner("best", "--json", cwd=tmp_path).stdout) == []  # nothing was measured at this scale
+    assert (
+        json.loads(frontrunner("best", "--json", cwd=tmp_path).stdout) == []
+    )  # nothing was measured at this scale
     assert len(json.loads(frontrunner("best", "tiny-small", "--json", cwd=tmp_path).stdout)) == 2
     again = frontrunner("resume", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
@@ -97,7 +101,9 @@ def test_resume_goes_on_in_either_part(tmp_path: Path, store: str) -> None:
     scale = predictions(store=store)
     assert scale is not None
     assert (scale.campaign, scale.small, scale.predicted) == ("tiny", "tiny-small", ())
-    assert resume(store=store, on_driver=stop_the_last).state is CampaignState.STOPPED  # the small one ended meanwhile
+    assert (
+        resume(store=store, on_driver=stop_the_last).state is CampaignState.STOPPED
+    )  # the small one ended meanwhile
     predicted = predictions(store=store)
     assert predicted is not None
     assert predicted.predicted
@@ -106,7 +112,9 @@ def test_resume_goes_on_in_either_part(tmp_path: Path, store: str) -> None:
     assert (done.state, done.measured > 0) == (CampaignState.FINISHED, True)
     after = predictions(store=store)
     assert after is not None
-    assert [one.tokens_per_s for one in after.predicted] == [one.tokens_per_s for one in predicted.predicted]
+    assert [one.tokens_per_s for one in after.predicted] == [
+        one.tokens_per_s for one in predicted.predicted
+    ]
     assert status("tiny-small", store=store).campaign.state is CampaignState.FINISHED
 
 
@@ -130,11 +138,14 @@ def test_a_name_that_is_taken_makes_neither_campaign(store: str) -> None:
 
 
 def test_a_table_answers_at_both_scales(tmp_path: Path, store: str) -> None:
-    """The table's small problem has another batch than a fourth of the large one's; the nearest one is taken."""
+    """The table's small problem has another batch than a fourth of the large one's; the nearest one
+    is taken.
+    """
 
     def rows(devices: int, batch: int, factor: float) -> list[dict[str, Any]]:
         return [
-            row(gpus=devices, tp=tp, pp=1, dp=devices // tp, mbs=mbs, gbs=batch, gas=batch // (devices // tp) // mbs,
+            row(gpus=devices, tp=tp, pp=1, dp=devices // tp, mbs=mbs, gbs=batch,
+                gas=batch // (devices // tp) // mbs,
                 step_time_s=factor * tp**0.3 / mbs**0.1)
             for tp in (1, 2, 4, 8) for mbs in (1, 2)
         ]  # fmt: skip
@@ -147,7 +158,8 @@ def test_a_table_answers_at_both_scales(tmp_path: Path, store: str) -> None:
         "cluster": {"preset": "dgx-a100-80gb", "nodes": 4},
         "problem": {"sequence_length": 1024, "global_batch": 128, "precision": "fp16"},
         "space": {
-            "tensor_parallel": [1, 2, 4, 8], "micro_batch_seqs": [1, 2], "sharding": ["none", "zero-1"],
+            "tensor_parallel": [1, 2, 4, 8], "micro_batch_seqs": [1, 2],
+            "sharding": ["none", "zero-1"],
             "recompute": ["full"],
         },
         "search": {"probe_nodes": 1},
@@ -158,7 +170,9 @@ def test_a_table_answers_at_both_scales(tmp_path: Path, store: str) -> None:
     assert scale is not None
     assert scale.scale == "1 of 4 nodes, batch 64 of 128"
     assert done.measured == len(scale.confirmed) == 3
-    best = max(scale.confirmed, key=lambda one: one.confirmed.tokens_per_s if one.confirmed else 0.0)
+    best = max(
+        scale.confirmed, key=lambda one: one.confirmed.tokens_per_s if one.confirmed else 0.0
+    )
     assert best.recipe.tensor_parallel == 1
 
 
@@ -191,7 +205,9 @@ def test_ctrl_c_stops_whichever_part_runs_and_handlers_are_put_back() -> None:
         ([signal.SIGUSR2], ["kill"]),
     ],
 )
-def test_what_is_said_between_two_parts_holds_for_the_second(said: list[signal.Signals], heard: list[str]) -> None:
+def test_what_is_said_between_two_parts_holds_for_the_second(
+    said: list[signal.Signals], heard: list[str]
+) -> None:
     class Listening:
         def __init__(self) -> None:
             self.heard: list[str] = []

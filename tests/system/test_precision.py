@@ -1,4 +1,6 @@
-"""bf16 and fp16 follow fp32 within their rounding; fp16's scaled loss skips what overflows, on all ranks alike."""
+"""bf16 and fp16 follow fp32 within their rounding; fp16's scaled loss skips what overflows, on all
+ranks alike.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +48,9 @@ def _job(folder: Path, recipe: dict[str, Any], precision: Any = "fp16", **optimi
     ],
 )
 def test_losses_follow_fp32(recipe: dict[str, Any], precision: Any, tmp_path: Path) -> None:
-    job = _job(tmp_path / "run", recipe, precision, learning_rate=0.03)  # at 0.1 some steps overflow
+    job = _job(
+        tmp_path / "run", recipe, precision, learning_rate=0.03
+    )  # at 0.1 some steps overflow
 
     result = run_job(job)
 
@@ -66,15 +70,23 @@ EXPERTS_SHARED = {"data_parallel": 2, "expert_parallel": 2, "micro_batch_seqs": 
     [
         pytest.param(ZERO_3 | {"fp8": "rowwise"}, {}, id="dp2-zero3"),
         pytest.param(SEQUENCE_PARALLEL | {"fp8": "rowwise"}, {"biases": "all"}, id="tp2-sp"),
-        pytest.param({"tensor_parallel": 2, "fp8": "tensorwise"}, {"kv_heads": 1}, id="tp2-heads-held-twice"),
-        pytest.param(PIPELINE | {"recompute": "selective", "fp8": "tensorwise"}, {}, id="pp2-selective"),
+        pytest.param(
+            {"tensor_parallel": 2, "fp8": "tensorwise"}, {"kv_heads": 1}, id="tp2-heads-held-twice"
+        ),
+        pytest.param(
+            PIPELINE | {"recompute": "selective", "fp8": "tensorwise"}, {}, id="pp2-selective"
+        ),
         pytest.param(LEVELS | {"recompute": "full", "fp8": "tensorwise"}, {}, id="dp4-levels-full"),
         pytest.param(EXPERTS_SHARED | {"fp8": "tensorwise"}, EXPERTS, id="ep2"),
         pytest.param(ZERO_3 | {"fp8": "mxfp8"}, {"biases": "all"}, id="dp2-zero3-blocks"),
-        pytest.param(SEQUENCE_PARALLEL | {"fp8": "mxfp8", "recompute": "full"}, {}, id="tp2-sp-full-blocks"),
+        pytest.param(
+            SEQUENCE_PARALLEL | {"fp8": "mxfp8", "recompute": "full"}, {}, id="tp2-sp-full-blocks"
+        ),
     ],
 )
-def test_losses_in_8_bits_follow_bf16(recipe: dict[str, Any], changes: dict[str, Any], tmp_path: Path) -> None:
+def test_losses_in_8_bits_follow_bf16(
+    recipe: dict[str, Any], changes: dict[str, Any], tmp_path: Path
+) -> None:
     """With torchao's emulation, since no device here multiplies in 8 bits."""
     pytest.importorskip("torchao")
     job = replace(_job(tmp_path / "run", recipe, "bf16"), model=small_model(**changes))
@@ -86,7 +98,9 @@ def test_losses_in_8_bits_follow_bf16(recipe: dict[str, Any], changes: dict[str,
     assert losses != as_is
 
 
-@pytest.mark.parametrize("recipe", [pytest.param(ZERO_3, id="dp2-zero3"), pytest.param(LEVELS, id="dp4-levels")])
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(ZERO_3, id="dp2-zero3"), pytest.param(LEVELS, id="dp4-levels")]
+)
 def test_clipping_sees_gradients_without_the_scale(recipe: dict[str, Any], tmp_path: Path) -> None:
     job = _job(tmp_path / "run", recipe, gradient_clip_norm=0.2)
 
@@ -96,7 +110,9 @@ def test_clipping_sees_gradients_without_the_scale(recipe: dict[str, Any], tmp_p
 
 
 def test_a_probe_whose_every_measured_step_overflows_is_no_measurement(tmp_path: Path) -> None:
-    """After a first step with a rate of 300 gradients pass fp16's range while losses stay finite."""
+    """After a first step with a rate of 300 gradients pass fp16's range while losses stay
+    finite.
+    """
     job = _job(tmp_path / "run", PIPELINE, learning_rate=300.0)
 
     result = run_job(job)
@@ -104,7 +120,9 @@ def test_a_probe_whose_every_measured_step_overflows_is_no_measurement(tmp_path:
     assert result["status"] == "not-finite"
     assert (result["overflowed_steps"], result["step_times_s"]) == ([2, 3, 4, 5], [])
     assert None not in result["losses"]
-    assert [event["loss_scale"] for event in read_progress(job)[1:]] == [2.0**power for power in (16, 15, 14, 13, 12)]
+    assert [event["loss_scale"] for event in read_progress(job)[1:]] == [
+        2.0**power for power in (16, 15, 14, 13, 12)
+    ]
 
 
 def test_a_step_that_overflows_is_counted_and_not_measured(tmp_path: Path) -> None:

@@ -33,10 +33,19 @@ HIDE_PYINSTRUMENT = 'import sys\nsys.modules["pyinstrument"] = None\n'
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A folder with a store, and the id of its one measured recipe: tensor parallelism by pipeline, four ranks."""
+    """A folder with a store, and the id of its one measured recipe: tensor parallelism by pipeline,
+    four ranks.
+    """
     folder = tmp_path_factory.mktemp("measured")
-    space = {"tensor_parallel": [2], "pipeline_parallel": [2], "micro_batch_seqs": [2], "schedule": ["1f1b"]}
-    found = launched(folder, tiny(space=space, budget={"probes": 1}, cluster={"devices_per_node": 4}))
+    space = {
+        "tensor_parallel": [2],
+        "pipeline_parallel": [2],
+        "micro_batch_seqs": [2],
+        "schedule": ["1f1b"],
+    }
+    found = launched(
+        folder, tiny(space=space, budget={"probes": 1}, cluster={"devices_per_node": 4})
+    )
     return folder, found["best"][0]["recipe_id"]
 
 
@@ -53,7 +62,13 @@ def without_pyinstrument(folder: Path, *arguments: str) -> subprocess.CompletedP
     path = os.pathsep.join(filter(None, (str(hiding), os.environ.get("PYTHONPATH"))))
     variables = environment() | {"PYTHONPATH": path}
     return subprocess.run(
-        command(*arguments), cwd=folder, env=variables, capture_output=True, text=True, timeout=200, check=False
+        command(*arguments),
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
 
 
@@ -89,11 +104,15 @@ def assert_all_ranks_are_joined(trace: Path) -> None:
     """Each rank is a process of its own, and their steps run at the same time."""
     with gzip.open(trace, "rt") as file:
         events = json.load(file)["traceEvents"]
-    names = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+    names = {
+        event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"
+    }
     assert sorted(name[:6] for name in names) == ["rank 0", "rank 1", "rank 2", "rank 3"]
     assert len(set(names.values())) == 4
     steps = [event for event in events if event["name"] == "frontrunner::step"]
-    first = {event["pid"]: event for event in sorted(steps, key=lambda event: event["ts"], reverse=True)}
+    first = {
+        event["pid"]: event for event in sorted(steps, key=lambda event: event["ts"], reverse=True)
+    }
     assert set(first) == set(names.values())
     assert max(e["ts"] for e in first.values()) < min(e["ts"] + e["dur"] for e in first.values())
 
@@ -128,7 +147,9 @@ def test_what_a_person_reads(measured: tuple[Path, str]) -> None:
 
 def test_an_interrupt_ends_it_with_everything_behind_it(measured: tuple[Path, str]) -> None:
     home, recipe = measured
-    with started("profile", recipe, "--anyway", "--steps", "50", "--folder", "interrupted", cwd=home) as running:
+    with started(
+        "profile", recipe, "--anyway", "--steps", "50", "--folder", "interrupted", cwd=home
+    ) as running:
         wait_for(lambda: steps_written(home / "interrupted") > 2)
         assert len(ranks_of(running.pid)) == 4
         os.kill(running.pid, signal.SIGINT)

@@ -1,7 +1,8 @@
-"""Whatever legality admits trains as one process does: recipes drawn at random, from all choices of both engines.
+"""Whatever legality admits trains as one process does: recipes drawn at random, from all choices of
+both engines.
 
-The tables of `test_numerics` hold chosen products; here hypothesis draws from the others. Choices that change the
-mathematics on purpose (bf16 states) or take long (compile) have tests of their own.
+The tables of `test_numerics` hold chosen products; here hypothesis draws from the others. Choices
+that change the mathematics on purpose (bf16 states) or take long (compile) have tests of their own.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ PROBLEM = small_problem(layers=LAYERS)
 
 @st.composite
 def legal_recipes(draw: st.DrawFn, engine: str) -> Recipe:
-    """A legal recipe on up to 8 ranks. Choices that never go together are not drawn together: few are refused."""
+    """A legal recipe on up to 8 ranks. Choices that never go together are not drawn together: few
+    are refused.
+    """
     ranks = draw(st.sampled_from([2, 4, 8]))
     tp = draw(st.sampled_from([degree for degree in (1, 2, 4) if degree <= ranks]))
     pp = draw(st.sampled_from([degree for degree in (1, 2, 4) if degree <= ranks // tp]))
@@ -46,7 +49,9 @@ def legal_recipes(draw: st.DrawFn, engine: str) -> Recipe:
     if engine == "torch" and ranks // (tp * pp) > 2:
         shardings += ["3-level-1/2", "3-level-2/2", "3-level-2/4"]
     schedule = draw(st.sampled_from(schedules)) if pp > 1 else "none"
-    drawn: dict[str, Any] = {name: default[0] for name, default in asdict(Space()).items() if default}
+    drawn: dict[str, Any] = {
+        name: default[0] for name, default in asdict(Space()).items() if default
+    }
     drawn |= {
         "engine": engine,
         "devices": ranks,
@@ -81,7 +86,11 @@ def legal_recipes(draw: st.DrawFn, engine: str) -> Recipe:
 
 def train_and_compare(recipe: Recipe) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        job = small_job(Path(folder), recipe=small_recipe(**choices_of(recipe)), model=small_model(layers=LAYERS))
+        job = small_job(
+            Path(folder),
+            recipe=small_recipe(**choices_of(recipe)),
+            model=small_model(layers=LAYERS),
+        )
         assert_trains_as_one_process(training_job(job))
 
 

@@ -1,4 +1,6 @@
-"""Campaigns and replays on a real Ray cluster of three nodes, through the loss of a node and of the driver."""
+"""Campaigns and replays on a real Ray cluster of three nodes, through the loss of a node and of the
+driver.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ import pytest
 from frontrunner.evaluators.cluster.agent import StepFolder
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
-from support.campaigns import frontrunner, run_folders, started, steps_written, tiny, wait_for, write_toml
+from support.campaigns import (
+    frontrunner,
+    run_folders,
+    started,
+    steps_written,
+    tiny,
+    wait_for,
+    write_toml,
+)
 from support.ray_cluster import KIND, RayCluster, ray_cluster
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1000)]
@@ -39,7 +49,10 @@ def campaign(folder: Path, ray: RayCluster, **sections: dict[str, Any]) -> str:
     base: dict[str, Any] = {
         "cluster": {"nodes": 2, "devices_per_node": 1},
         "dispatch": {"backend": "ray", "address": ray.address, "network_interface": "lo"},
-        "probe": {"deadline_s": 300, "step_deadline_s": 120},  # three nodes share the processors with other tests
+        "probe": {
+            "deadline_s": 300,
+            "step_deadline_s": 120,
+        },  # three nodes share the processors with other tests
     }
     for name, section in sections.items():
         base[name] = {**base.get(name, {}), **section}
@@ -51,26 +64,37 @@ def outcomes(folder: Path) -> dict[str, Any]:
 
 
 def wait_for_stepping(folder: Path, ray: RayCluster, measured: int) -> tuple[Path, str]:
-    """A run folder whose ranks step, once so many probes have been measured, and a node of it beside the head."""
+    """A run folder whose ranks step, once so many probes have been measured, and a node of it
+    beside the head.
+    """
 
     def found() -> tuple[Path, str] | None:
         if sum(isinstance(one, Measurement) for one in outcomes(folder).values()) < measured:
             return None
         begun = (path for path in run_folders(folder) if RunFolder(path).outcome() is None)
         running = [path for path in begun if 0 < steps_written(path) < 50]
-        return next(((path, node) for path in running for node in node_ids(path, ray) if node != ray.head), None)
+        return next(
+            ((path, node) for path in running for node in node_ids(path, ray) if node != ray.head),
+            None,
+        )
 
     path, node = wait_for(found, 200)
     return Path(path), str(node)
 
 
 def node_ids(path: Path, ray: RayCluster) -> list[str]:
-    """The Ray nodes of a run folder's step: the names of nodes of one host end with the beginning of their ids."""
+    """The Ray nodes of a run folder's step: the names of nodes of one host end with the beginning
+    of their ids.
+    """
     reports = [report for report in StepFolder(path).reports() if report is not None]
-    return [node for report in reports for node in ray.raylets if report.host.endswith(f"-{node[:8]}")]
+    return [
+        node for report in reports for node in ray.raylets if report.host.endswith(f"-{node[:8]}")
+    ]
 
 
-def test_a_campaign_loses_nothing_with_a_node_and_its_driver(tmp_path: Path, ray: RayCluster) -> None:
+def test_a_campaign_loses_nothing_with_a_node_and_its_driver(
+    tmp_path: Path, ray: RayCluster
+) -> None:
     name = campaign(
         tmp_path,
         ray,
@@ -98,7 +122,9 @@ def test_a_campaign_loses_nothing_with_a_node_and_its_driver(tmp_path: Path, ray
     assert all(found[token] == outcome for token, outcome in known.items())
     failures = [one for one in found.values() if isinstance(one, Failure)]
     assert {one.kind for one in failures} == {FailureKind.LOST}, failures
-    trials = [token.partition(".")[0] for token, one in found.items() if isinstance(one, Measurement)]
+    trials = [
+        token.partition(".")[0] for token, one in found.items() if isinstance(one, Measurement)
+    ]
     assert sorted(trials) == [f"{number:05d}" for number in range(1, PROBES + 1)], "each once"
     assert not isinstance(found[cut.name], Measurement), "its driver died early in it"
     assert {1, 2} <= {len(node_ids(path, ray)) for path in run_folders(tmp_path)}
@@ -112,11 +138,18 @@ def test_a_campaign_goes_on_once_a_head_that_was_killed_is_back_and_a_request_to
         return sum(isinstance(one, Measurement) for one in outcomes(tmp_path).values())
 
     def steps() -> bool:
-        return any(RunFolder(path).outcome() is None and steps_written(path) for path in run_folders(tmp_path))
+        return any(
+            RunFolder(path).outcome() is None and steps_written(path)
+            for path in run_folders(tmp_path)
+        )
 
     with ray_cluster(1) as first:
         name = campaign(
-            tmp_path, first, cluster={"nodes": 1}, space=SPACE | {"devices": [1]}, probe={"measured_steps": 200}
+            tmp_path,
+            first,
+            cluster={"nodes": 1},
+            space=SPACE | {"devices": [1]},
+            probe={"measured_steps": 200},
         )
         with started("launch", name, cwd=tmp_path) as process:
             wait_for(lambda: measured() and steps(), 150)
@@ -126,7 +159,9 @@ def test_a_campaign_goes_on_once_a_head_that_was_killed_is_back_and_a_request_to
                 wait_for(lambda: measured() > known and steps(), 150)
                 for _ in range(2):
                     process.send_signal(signal.SIGTERM)
-                    time.sleep(0.2)  # the first one lets the probe finish: it must still run at the second
+                    time.sleep(
+                        0.2
+                    )  # the first one lets the probe finish: it must still run at the second
                 process.wait(60)
                 wait_for(lambda: not again.processes() and not again.files())
     status = json.loads(frontrunner("status", "--json", cwd=tmp_path).stdout)
@@ -147,7 +182,9 @@ def test_probes_of_a_group_run_on_its_nodes(tmp_path: Path, ray: RayCluster) -> 
     done = frontrunner("launch", name, "--json", cwd=tmp_path, timeout_s=300)
     assert done.returncode == 0, done.stderr
     checked = frontrunner("doctor", name, "--json", cwd=tmp_path)
-    fitting = [check["found"] for check in json.loads(checked.stdout)["checks"] if check["name"] == "ray"]
+    fitting = [
+        check["found"] for check in json.loads(checked.stdout)["checks"] if check["name"] == "ray"
+    ]
     assert ["3 of them" in one for one in fitting] == [True, False]
     assert f"2 of them with CPU 1, {KIND} 1" in fitting[1]
     nodes = {
@@ -165,11 +202,19 @@ def test_a_replay_goes_on_after_its_node_is_lost(tmp_path: Path, ray: RayCluster
     assert done.returncode == 0, done.stderr
     recipe = json.loads(done.stdout)["best"][0]["recipe_id"]
     checked = frontrunner("doctor", name, "--json", cwd=tmp_path)
-    assert [check["status"] for check in json.loads(checked.stdout)["checks"] if check["name"] == "ray"] == ["ok"]
+    assert [
+        check["status"] for check in json.loads(checked.stdout)["checks"] if check["name"] == "ray"
+    ] == ["ok"]
     arguments = ("replay", recipe, "--steps", "600", "--checkpoint-every", "20", "--folder", "run")
     with started(*arguments, cwd=tmp_path) as process:
         wait_for(lambda: list(tmp_path.glob("run/checkpoints/step-*/.metadata")), 120)
-        ray.kill(next(node for node in node_ids(tmp_path / "run" / "starts" / "0001", ray) if node != ray.head))
+        ray.kill(
+            next(
+                node
+                for node in node_ids(tmp_path / "run" / "starts" / "0001", ray)
+                if node != ray.head
+            )
+        )
         assert process.wait(300) == 0, (tmp_path / "stderr").read_text()
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["status"], result["final_step"]) == ("trained", 600)
@@ -181,7 +226,12 @@ def test_a_cluster_that_is_not_there_is_named_before_anything_is_written(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.2:9")
-    done = frontrunner("launch", campaign(tmp_path, RayCluster(address=address, raylets={})), cwd=tmp_path)
+    done = frontrunner(
+        "launch", campaign(tmp_path, RayCluster(address=address, raylets={})), cwd=tmp_path
+    )
     assert done.returncode == 2
-    assert f'dispatch.address = "{address}": expected the address of a Ray cluster; nothing responds' in done.stderr
+    assert (
+        f'dispatch.address = "{address}": expected the address of a Ray cluster; nothing responds'
+        in done.stderr
+    )
     assert not (tmp_path / "frontrunner.db").exists()

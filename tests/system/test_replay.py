@@ -1,4 +1,6 @@
-"""Replays of a measured recipe: killed in every way, each goes on at its newest checkpoint as if nothing had been."""
+"""Replays of a measured recipe: killed in every way, each goes on at its newest checkpoint as if
+nothing had been.
+"""
 
 from __future__ import annotations
 
@@ -83,13 +85,17 @@ def _has(process: psutil.Process, variable: str) -> bool:
 
 
 @pytest.mark.smoke
-def test_it_trains_past_the_probe_and_says_how_fast(uninterrupted: tuple[Path, dict[str, Any]]) -> None:
+def test_it_trains_past_the_probe_and_says_how_fast(
+    uninterrupted: tuple[Path, dict[str, Any]],
+) -> None:
     folder, answer = uninterrupted
     rows = metrics(folder)
     assert answer["final_step"] == STEPS == len(rows)
     assert float(rows[-1]["loss"]) < float(rows[0]["loss"]) - 0.5, "it learns"
     assert answer["final_loss"] == pytest.approx(float(rows[-1]["loss"]))
-    assert answer["ratio_to_probe"] == pytest.approx(answer["tokens_per_s"] / answer["measured_tokens_per_s"])
+    assert answer["ratio_to_probe"] == pytest.approx(
+        answer["tokens_per_s"] / answer["measured_tokens_per_s"]
+    )
     stepping_s = sum(float(row["step_time_s"]) for row in rows)
     tokens = float(rows[0]["tokens_per_s"]) * float(rows[0]["step_time_s"]) * STEPS
     assert 0.2 < answer["sustained_tokens_per_s"] / (tokens / stepping_s) < 1
@@ -150,7 +156,9 @@ def parts_without_a_whole(folder: Path) -> list[Path]:
     ("strike", "status"),
     [
         (strike_rank, 1),
-        pytest.param(strike_between_the_parts_of_a_checkpoint, -signal.SIGKILL, marks=pytest.mark.system),
+        pytest.param(
+            strike_between_the_parts_of_a_checkpoint, -signal.SIGKILL, marks=pytest.mark.system
+        ),
         pytest.param(strike_torchrun, 1, marks=pytest.mark.system),
         (strike_command_line, -signal.SIGKILL),
         pytest.param(strike_everything_but_ranks, -signal.SIGKILL, marks=pytest.mark.system),
@@ -188,7 +196,10 @@ def test_a_stop_ends_it_with_a_checkpoint_that_it_goes_on_from(
     by: str, measured: tuple[Path, str], uninterrupted: tuple[Path, dict[str, Any]]
 ) -> None:
     home, recipe = measured
-    folder, arguments = home / f"stopped-{by}", ("replay", recipe, *OPTIONS, "--folder", f"stopped-{by}")
+    folder, arguments = (
+        home / f"stopped-{by}",
+        ("replay", recipe, *OPTIONS, "--folder", f"stopped-{by}"),
+    )
     with started(*arguments, cwd=home) as command:
         wait_for(lambda: steps_written(folder) > 15)
         if by == "file":
@@ -198,7 +209,9 @@ def test_a_stop_ends_it_with_a_checkpoint_that_it_goes_on_from(
         assert command.wait(timeout=120) == ReplayStopped.exit_code
     (stopped,) = metrics(folder)[-1:]
     assert checkpoints(folder)[-1] == int(stopped["step"]) < STEPS
-    assert f"stopped after step {stopped['step']}, with a checkpoint" in (home / "stderr").read_text()
+    assert (
+        f"stopped after step {stopped['step']}, with a checkpoint" in (home / "stderr").read_text()
+    )
     again = frontrunner(*arguments, cwd=home)
     assert again.returncode == 0, again.stderr
     assert f"resumed  step {stopped['step']}" in again.stderr
@@ -239,7 +252,9 @@ def test_a_folder_of_another_run_is_refused_and_left_as_it_is(
     home, recipe = measured
     folder, _ = uninterrupted
     before = (folder / "job.json").read_bytes()
-    other = frontrunner("replay", recipe, *OPTIONS, "--folder", "whole", "--learning-rate", "0.1", cwd=home)
+    other = frontrunner(
+        "replay", recipe, *OPTIONS, "--folder", "whole", "--learning-rate", "0.1", cwd=home
+    )
     assert other.returncode == 2
     assert "holds a run that differs in optimizer" in other.stderr
     assert "--folder" in other.stderr
@@ -261,7 +276,9 @@ def test_data_that_changed_since_the_campaign_are_refused_unless_named(tmp_path:
     text = tmp_path / "mine.txt"
     text.write_text("words of mine " * 3000)
     space = {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [4]}
-    mine = tiny(space=space, budget={"probes": 1}, data={"path": "mine.txt"}, probe={"learning_rate": 0.01})
+    mine = tiny(
+        space=space, budget={"probes": 1}, data={"path": "mine.txt"}, probe={"learning_rate": 0.01}
+    )
     recipe = launched(tmp_path, mine)["best"][0]["recipe_id"]
     exported = frontrunner("export", recipe, "--to", "recipe", "--out", "r.json", cwd=tmp_path)
     assert exported.returncode == 0, exported.stderr
@@ -272,10 +289,21 @@ def test_data_that_changed_since_the_campaign_are_refused_unless_named(tmp_path:
         assert "mine.txt" in refused.stderr
         assert "--data FILE" in refused.stderr
     done = frontrunner(
-        "replay", "r.json", "--steps", "2", "--anyway", "--data", "mine.txt", "--folder", "f", cwd=tmp_path
+        "replay",
+        "r.json",
+        "--steps",
+        "2",
+        "--anyway",
+        "--data",
+        "mine.txt",
+        "--folder",
+        "f",
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert float(metrics(tmp_path / "f")[-1]["learning_rate"]) == pytest.approx(0.01 * 2 / 10), "the campaign's"
+    assert float(metrics(tmp_path / "f")[-1]["learning_rate"]) == pytest.approx(0.01 * 2 / 10), (
+        "the campaign's"
+    )
 
 
 def test_other_hardware_is_refused_unless_told_anyway(measured: tuple[Path, str]) -> None:
@@ -294,12 +322,16 @@ def test_the_printed_command_runs_the_same_training(measured: tuple[Path, str]) 
     assert printed.returncode == 0, printed.stderr
     (line,) = printed.stdout.splitlines()
     assert steps_written(home / "printed") == 0
-    done = subprocess.run(shlex.split(line), cwd=home, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        shlex.split(line), cwd=home, env=environment(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert len(metrics(home / "printed")) == 4
 
 
-def test_from_python(measured: tuple[Path, str], uninterrupted: tuple[Path, dict[str, Any]]) -> None:
+def test_from_python(
+    measured: tuple[Path, str], uninterrupted: tuple[Path, dict[str, Any]]
+) -> None:
     home, recipe = measured
     store = str(home / "frontrunner.db")
     with pytest.raises(InvalidInput, match="other hardware"):
@@ -318,7 +350,9 @@ def test_a_recipe_that_nobody_measured(measured: tuple[Path, str]) -> None:
     assert "abcdefabcdef" in unknown.stderr
 
 
-def test_a_simulated_figure_is_nothing_to_compare_with(measured: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_simulated_figure_is_nothing_to_compare_with(
+    measured: tuple[Path, str], tmp_path: Path
+) -> None:
     folder, recipe = measured
     store = tmp_path / "both.db"
     shutil.copy(folder / "frontrunner.db", store)
@@ -332,6 +366,8 @@ def test_a_simulated_figure_is_nothing_to_compare_with(measured: tuple[Path, str
     beside_a_probe = api.plan_replay(recipe, settings, store=str(store), anyway=True)
     alone = api.plan_replay(recipe, settings, store=str(tmp_path / "simulated.db"), anyway=True)
 
-    assert [row.figures for row in api.best(store=str(store))] == ["simulated"], "the rehearsal is the newest"
+    assert [row.figures for row in api.best(store=str(store))] == ["simulated"], (
+        "the rehearsal is the newest"
+    )
     assert beside_a_probe.measured_tokens_per_s == real.standing.tokens_per_s
     assert alone.measured_tokens_per_s is None

@@ -1,4 +1,6 @@
-"""Many probes on many nodes, through the real driver, store and packing: nothing is lost, and nodes do not idle."""
+"""Many probes on many nodes, through the real driver, store and packing: nothing is lost, and nodes
+do not idle.
+"""
 
 import importlib.util
 import sys
@@ -18,7 +20,9 @@ def simulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The benchmark as a module; the evaluator that it registers is gone afterwards."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     before = dict(EVALUATORS)
-    spec = importlib.util.spec_from_file_location("scale_simulation", BENCHMARKS / "scale_simulation.py")
+    spec = importlib.util.spec_from_file_location(
+        "scale_simulation", BENCHMARKS / "scale_simulation.py"
+    )
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -29,9 +33,16 @@ def simulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     EVALUATORS.update(before)
 
 
-def test_probes_that_crash_straggle_and_are_cut_all_end_once(simulation: ModuleType, tmp_path: Path) -> None:
+def test_probes_that_crash_straggle_and_are_cut_all_end_once(
+    simulation: ModuleType, tmp_path: Path
+) -> None:
     settings = simulation.ClusterSettings(
-        nodes=128, allocations=2, walltime_s=(1200.0, 2400.0), crashes=0.1, node_losses=0.05, stragglers=0.1
+        nodes=128,
+        allocations=2,
+        walltime_s=(1200.0, 2400.0),
+        crashes=0.1,
+        node_losses=0.05,
+        stragglers=0.1,
     )
     found = simulation.simulated(200, settings, str(tmp_path / "scale.db"))
     assert (found.outcomes, found.lost) == (200, 0)

@@ -91,11 +91,22 @@ def test_a_campaign_goes_on_while_the_service_is_killed_and_restarted(service: S
     assert service.process
     children = psutil.Process(service.process.pid).children
     wait_for(lambda: all(child.status() != psutil.STATUS_ZOMBIE for child in children()))
-    asked = [(event.kind, event.data.get("word")) for event in client.history(name).items if event.user is not None]
-    assert asked[::-1] == [("launched", None), ("requested", "pause"), ("resumed", None), ("requested", "cancel")]
+    asked = [
+        (event.kind, event.data.get("word"))
+        for event in client.history(name).items
+        if event.user is not None
+    ]
+    assert asked[::-1] == [
+        ("launched", None),
+        ("requested", "pause"),
+        ("resumed", None),
+        ("requested", "cancel"),
+    ]
     ranking = client.best(name, top=3)
     assert [row.rank for row in ranking] == [1, 2, 3]
-    kinds = [event.kind for event in takewhile(lambda event: event.kind != "state", client.events(name))]
+    kinds = [
+        event.kind for event in takewhile(lambda event: event.kind != "state", client.events(name))
+    ]
     trials = client.trials(name, page_size=200).items
     told = [trial for trial in trials if trial.outcome_number is not None]
     assert kinds.count("outcome") == len(told), "one a trial, also of one that was measured twice"
@@ -109,7 +120,9 @@ def test_two_services_on_one_store_see_and_stop_one_driver(tmp_path: Path) -> No
         first, second = one.start(), other.start()
         name = first.launch(LONG)
         wait_for(lambda: outcomes(second, name) >= 1)
-        assert [driver.pid for driver in second.drivers()] == [driver.pid for driver in first.drivers()]
+        assert [driver.pid for driver in second.drivers()] == [
+            driver.pid for driver in first.drivers()
+        ]
         with pytest.raises(frontrunner.spaces.errors.FrontrunnerError, match="long is driven by"):
             second.resume(name)
         with pytest.raises(InvalidInput, match="exists already"):
@@ -148,12 +161,18 @@ def test_the_client_answers_as_the_local_functions_do(service: Served) -> None:
     recipe = client.best(name)[0].recipe_id
     assert client.show(recipe) == frontrunner.show(recipe, store=at)
     for to in ("megatron-lm", "slurm"):
-        assert _undated(client.export(recipe, to=to)) == _undated(frontrunner.export(recipe, to=to, store=at))
+        assert _undated(client.export(recipe, to=to)) == _undated(
+            frontrunner.export(recipe, to=to, store=at)
+        )
     for to in ("../../etc/passwd", "optuna", ""):
         with pytest.raises(InvalidInput):
             client.export(recipe, to=to)
     explained, own = client.explain(recipe), frontrunner.explain(recipe, store=at)
-    assert (explained.estimate, explained.ranks, explained.marks) == (own.estimate, own.ranks, own.marks)
+    assert (explained.estimate, explained.ranks, explained.marks) == (
+        own.estimate,
+        own.ranks,
+        own.marks,
+    )
     assert client.dataframe(name).equals(frontrunner.dataframe(name, store=at))
     assert client.recipes(name, tensor_parallel=2).total >= 1
     assert client.trials(name).total == 3
@@ -164,7 +183,9 @@ def test_the_client_answers_as_the_local_functions_do(service: Served) -> None:
         client.best("../x")
     with pytest.raises(InvalidInput, match=r"model\.layers = 0"):
         operator.launch(BODY | {"model": BODY["model"] | {"layers": 0}})
-    with pytest.raises(frontrunner.spaces.errors.FrontrunnerError, match="a reader's token may read"):
+    with pytest.raises(
+        frontrunner.spaces.errors.FrontrunnerError, match="a reader's token may read"
+    ):
         client.launch(BODY)
     nameless = {key: value for key, value in BODY.items() if key != "name"}
     assert operator.launch(write_toml(service.folder / "by-wire.toml", nameless)) == "by-wire-2"
@@ -173,9 +194,13 @@ def test_the_client_answers_as_the_local_functions_do(service: Served) -> None:
 
 
 def _undated(text: str) -> list[str]:
-    """The lines that do not change with the second: a recipe file's hash is also of when it was written."""
+    """The lines that do not change with the second: a recipe file's hash is also of when it was
+    written.
+    """
     return [
-        line for line in text.splitlines() if not any(word in line for word in ("written 20", "written_at", '"hash"'))
+        line
+        for line in text.splitlines()
+        if not any(word in line for word in ("written 20", "written_at", '"hash"'))
     ]
 
 
@@ -183,18 +208,25 @@ def test_the_reading_commands_ask_a_service(service: Served) -> None:
     if service.process is None or service.process.poll() is not None:
         service.start()
     at = str(service.folder / "store.db")
-    environment = os.environ | {"FRONTRUNNER_TOKEN": tokens_of(settings(service.folder)).reader, "COLUMNS": "120"}
+    environment = os.environ | {
+        "FRONTRUNNER_TOKEN": tokens_of(settings(service.folder)).reader,
+        "COLUMNS": "120",
+    }
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-P", "-m", "frontrunner.cli", *arguments]
-        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(
+            argv, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
 
     by_wire = run("campaigns", "--json", "--server", service.url)
     assert by_wire.stdout == run("campaigns", "--json", "--store", at).stdout
     assert json.loads(by_wire.stdout)
     recipe = frontrunner.best(store=at)[0].recipe_id
     exported = run("export", recipe, "--to", "nemo", "--server", service.url)
-    assert _undated(exported.stdout) == _undated(run("export", recipe, "--to", "nemo", "--store", at).stdout)
+    assert _undated(exported.stdout) == _undated(
+        run("export", recipe, "--to", "nemo", "--store", at).stdout
+    )
     assert exported.returncode == 0
     file = run("export", "recipe.json", "--to", "nemo", "--server", service.url)
     assert (file.returncode, "a RECIPE_ID with it" in file.stderr) == (2, True)
@@ -211,7 +243,10 @@ def test_a_stream_can_be_left_and_opened_again(service: Served) -> None:
     name = client.launch(BODY | {"name": "streamed"})
     for _ in range(3):
         events = client.events(name)
-        assert next(events).kind in ("event", "state")  # the state, where no event has been recorded yet
+        assert next(events).kind in (
+            "event",
+            "state",
+        )  # the state, where no event has been recorded yet
         events.close()
 
 
@@ -243,7 +278,10 @@ def test_connections_that_wait_keep_nobody_out(
     with served(tmp_path) as service, ExitStack() as stack:
         client = service.start()
         address = ("127.0.0.1", urlsplit(service.url).port)
-        waiting = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(OPENED)]
+        waiting = [
+            stack.enter_context(socket.create_connection(address, timeout=30))
+            for _ in range(OPENED)
+        ]
         for one in waiting:
             with suppress(OSError):  # closed, since newer ones came
                 if is_answered:
@@ -256,8 +294,19 @@ def test_connections_that_wait_keep_nobody_out(
 
 def test_no_port_twice_and_no_open_door(tmp_path: Path) -> None:
     def refused(*arguments: str) -> str:
-        argv = [sys.executable, "-P", "-m", "frontrunner.cli", "serve", "--token-file", "t.json", *arguments]
-        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        argv = [
+            sys.executable,
+            "-P",
+            "-m",
+            "frontrunner.cli",
+            "serve",
+            "--token-file",
+            "t.json",
+            *arguments,
+        ]
+        done = subprocess.run(
+            argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        )
         assert done.returncode != 0
         assert done.stdout == ""
         return done.stderr
@@ -309,22 +358,37 @@ def _is_zombie(pid: int | None) -> bool:
 
 @pytest.mark.system
 def test_a_registered_trainer_is_launched_by_its_name_and_its_secrets_stay(tmp_path: Path) -> None:
-    """The campaign measures by the operator's command; the store holds the command, and no answer holds its key."""
+    """The campaign measures by the operator's command; the store holds the command, and no answer
+    holds its key.
+    """
     trainer = Path(__file__).parent.parent / "support" / "fake_trainer.py"
     pattern = r"^step (?P<step>\d+): (?P<step_time_s>[\d.]+) s loss (?P<loss>\S+)"
-    arguments = ["{python}", str(trainer), "fast", "--micro-batch", "{micro_batch_seqs}", "--steps", "{steps}"]
+    arguments = [
+        "{python}",
+        str(trainer),
+        "fast",
+        "--micro-batch",
+        "{micro_batch_seqs}",
+        "--steps",
+        "{steps}",
+    ]
     (tmp_path / "fake.toml").write_text(
         f"[command]\narguments = {json.dumps(arguments)}\nlog_patterns = ['{pattern}']\n"
         '[command.environment]\nAPI = "hunter2"\nTP = "{tensor_parallel}.{pipeline_parallel}"\n'
     )
-    body = tiny(search={"strategy": "random"}, budget={"probes": 2}) | {"name": "named", "trainer": "fake"}
+    body = tiny(search={"strategy": "random"}, budget={"probes": 2}) | {
+        "name": "named",
+        "trainer": "fake",
+    }
     with served(tmp_path) as service:
         client = service.start("--trainer", f"fake={tmp_path / 'fake.toml'}")
         assert client.registered()["trainer"] == {"fake": "a command"}
         with pytest.raises(InvalidInput, match=r'trainer = "other": expected one of fake'):
             client.launch(body | {"trainer": "other"})
         name = client.launch(body)
-        wait_for(lambda: client.status(name).campaign.state not in ("running", "created"), at_most_s=120)
+        wait_for(
+            lambda: client.status(name).campaign.state not in ("running", "created"), at_most_s=120
+        )
         best = client.best(name)
         assert best, client.failures(name)
         assert "hunter2" not in client.status(name).campaign.spec_json

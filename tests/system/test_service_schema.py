@@ -37,15 +37,22 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, d
     app.state.service.store.close()
 
 
-def test_no_request_breaks_it_and_answers_are_as_described(described: tuple[Any, dict[str, str]]) -> None:
+def test_no_request_breaks_it_and_answers_are_as_described(
+    described: tuple[Any, dict[str, str]],
+) -> None:
     schema, headers = described
     asked = 0
     for found in schema.get_all_operations():
         operation = found.ok()
-        if operation.path == NEVER_ENDS or (operation.method.upper(), operation.path) in STARTS_A_PROCESS:
+        if (
+            operation.path == NEVER_ENDS
+            or (operation.method.upper(), operation.path) in STARTS_A_PROCESS
+        ):
             continue
 
-        @settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(
+            max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        )
         @given(case=operation.as_strategy())
         def ask(case: Any) -> None:
             case.call_and_validate(headers=headers, checks=CHECKS)

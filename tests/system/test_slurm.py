@@ -1,4 +1,6 @@
-"""Campaigns on a real Slurm cluster of two nodes, through Parsl, and what Slurm does to them by ending their jobs."""
+"""Campaigns on a real Slurm cluster of two nodes, through Parsl, and what Slurm does to them by
+ending their jobs.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,17 @@ from support.slurm import SlurmCluster, missing_programs, slurm_cluster
 
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.skipif(bool(missing_programs()), reason=f"Slurm is not installed: {', '.join(missing_programs())}"),
+    pytest.mark.skipif(
+        bool(missing_programs()), reason=f"Slurm is not installed: {', '.join(missing_programs())}"
+    ),
     pytest.mark.timeout(400),
 ]
-TWO_NODES = {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [2], "devices": [2]}
+TWO_NODES = {
+    "tensor_parallel": [1],
+    "pipeline_parallel": [1],
+    "micro_batch_seqs": [2],
+    "devices": [2],
+}
 ASKED = {
     "backend": "parsl",
     "scheduler": "slurm",
@@ -53,7 +62,15 @@ ASKED = {
 REQUESTED = ("backend", "scheduler", "walltime", "driver_address")
 """Keys of [dispatch] that a campaign within a held job does not have."""
 TRAINER = Path(__file__).parent.parent / "support" / "joined_trainer.py"
-FLAGS = ["{replay?--ends}", "--steps", "{steps}", "--micro-batch", "{micro_batch_seqs}", "--node-rank", "{node_rank}"]
+FLAGS = [
+    "{replay?--ends}",
+    "--steps",
+    "{steps}",
+    "--micro-batch",
+    "{micro_batch_seqs}",
+    "--node-rank",
+    "{node_rank}",
+]
 JOINED = {
     "arguments": ["{python}", str(TRAINER), *FLAGS],
     "log_patterns": [r"^step (?P<step>\\d+): (?P<step_time_s>[\\d.]+) s loss (?P<loss>\\S+)"],
@@ -87,7 +104,11 @@ def _is_usable(cluster: SlurmCluster) -> bool:
 
 
 def campaign(folder: Path, **sections: dict[str, Any]) -> str:
-    base: dict[str, Any] = {"cluster": {"nodes": 2, "devices_per_node": 1}, "space": TWO_NODES, "dispatch": ASKED}
+    base: dict[str, Any] = {
+        "cluster": {"nodes": 2, "devices_per_node": 1},
+        "space": TWO_NODES,
+        "dispatch": ASKED,
+    }
     for name, section in sections.items():
         base[name] = {**base.get(name, {}), **section}
     return write_toml(folder / "tiny.toml", tiny(**base)).name
@@ -108,16 +129,22 @@ def outcomes(folder: Path) -> list[Any]:
 
 def wait_for_stepping(folder: Path) -> Path:
     """The first run folder whose ranks step on both nodes."""
-    return Path(wait_for(lambda: next((p for p in run_folders(folder) if steps_written(p) > 3), None), 120))
+    return Path(
+        wait_for(lambda: next((p for p in run_folders(folder) if steps_written(p) > 3), None), 120)
+    )
 
 
 def finish(process: subprocess.Popen[str], folder: Path, *, code: int = 0) -> None:
     assert process.wait(200) == code, (folder / "stderr").read_text()
 
 
-def test_recipes_of_one_and_two_nodes_share_an_allocation(tmp_path: Path, slurm: SlurmCluster) -> None:
+def test_recipes_of_one_and_two_nodes_share_an_allocation(
+    tmp_path: Path, slurm: SlurmCluster
+) -> None:
     space = TWO_NODES | {"devices": [1, 2], "micro_batch_seqs": [2, 4]}
-    name = campaign(tmp_path, space=space, search={"parallel_probes": 4}, probe={"measured_steps": 20})
+    name = campaign(
+        tmp_path, space=space, search={"parallel_probes": 4}, probe={"measured_steps": 20}
+    )
     done = frontrunner("launch", name, cwd=tmp_path, timeout_s=200)
     assert done.returncode == 0, done.stderr
     folders = run_folders(tmp_path)
@@ -167,7 +194,9 @@ def test_a_walltime_that_expires_costs_an_attempt(tmp_path: Path, slurm: SlurmCl
     with started("launch", name, cwd=tmp_path) as process:
         wait_for_stepping(tmp_path)
         (job,) = slurm.running()
-        slurm.run("scontrol", "update", f"jobid={job}", "endtime=now")  # its limit goes with it; Slurm looks each 30 s
+        slurm.run(
+            "scontrol", "update", f"jobid={job}", "endtime=now"
+        )  # its limit goes with it; Slurm looks each 30 s
         wait_for(lambda: any(isinstance(found, Failure) for found in outcomes(tmp_path)), 120)
         process.send_signal(signal.SIGUSR2)  # end what runs
         process.wait(200)
@@ -176,14 +205,18 @@ def test_a_walltime_that_expires_costs_an_attempt(tmp_path: Path, slurm: SlurmCl
     assert "TIMEOUT" in cut.message
 
 
-def test_a_killed_driver_leaves_nothing_and_is_followed_by_another(tmp_path: Path, slurm: SlurmCluster) -> None:
+def test_a_killed_driver_leaves_nothing_and_is_followed_by_another(
+    tmp_path: Path, slurm: SlurmCluster
+) -> None:
     name = campaign(tmp_path, probe=LONG)
     with started("launch", name, cwd=tmp_path) as process:
         folder = wait_for_stepping(tmp_path)
         process.send_signal(signal.SIGKILL)
         process.wait()
     # The nodes end their ranks by themselves, and Parsl's workers the job.
-    wait_for(lambda: all(report.ended for report in map(StepFolder(folder).report, (0, 1)) if report))
+    wait_for(
+        lambda: all(report.ended for report in map(StepFolder(folder).report, (0, 1)) if report)
+    )
     wait_for(lambda: not slurm.jobs())
     resumed = frontrunner("resume", "tiny", cwd=tmp_path, timeout_s=200)
     assert resumed.returncode == 0, resumed.stderr
@@ -199,7 +232,10 @@ def losing_probes(node: str) -> Iterator[None]:
         while not is_over.wait(0.1):
             for process in psutil.process_iter():
                 with suppress(psutil.Error):
-                    if RANK_AGENT in process.cmdline()[:4] and process.environ().get("SLURMD_NODENAME") == node:
+                    if (
+                        RANK_AGENT in process.cmdline()[:4]
+                        and process.environ().get("SLURMD_NODENAME") == node
+                    ):
                         process.kill()
 
     killer = threading.Thread(target=kill)
@@ -214,8 +250,17 @@ def losing_probes(node: str) -> Iterator[None]:
 def test_a_node_that_loses_every_probe_is_set_aside_and_the_campaign_goes_on_with_the_other(
     tmp_path: Path, slurm: SlurmCluster
 ) -> None:
-    space = TWO_NODES | {"devices": [1], "micro_batch_seqs": [1, 2, 4], "recompute": ["none", "full"]}
-    name = campaign(tmp_path, space=space, search={"parallel_probes": 2, "seed": 1}, dispatch={"quarantine_after": 1})
+    space = TWO_NODES | {
+        "devices": [1],
+        "micro_batch_seqs": [1, 2, 4],
+        "recompute": ["none", "full"],
+    }
+    name = campaign(
+        tmp_path,
+        space=space,
+        search={"parallel_probes": 2, "seed": 1},
+        dispatch={"quarantine_after": 1},
+    )
     bad, good = slurm.nodes
     with losing_probes(bad):
         done = frontrunner("launch", name, cwd=tmp_path, timeout_s=300)
@@ -242,7 +287,9 @@ def test_too_few_nodes_pause_the_campaign_and_a_check_lets_the_next_driver_go_on
     with losing_probes(bad):
         done = frontrunner("launch", name, cwd=tmp_path, timeout_s=300)
     assert done.returncode == 6, done.stderr
-    assert "Requested node configuration is not available" in done.stderr, "both nodes without the bad one"
+    assert "Requested node configuration is not available" in done.stderr, (
+        "both nodes without the bad one"
+    )
     assert f"; node {bad} is set aside since" in done.stderr
     resumed = frontrunner("resume", "tiny", cwd=tmp_path, timeout_s=300)
     assert resumed.returncode == 0, resumed.stderr
@@ -253,7 +300,9 @@ def test_too_few_nodes_pause_the_campaign_and_a_check_lets_the_next_driver_go_on
 def test_a_campaign_within_a_held_job_uses_its_nodes(tmp_path: Path, slurm: SlurmCluster) -> None:
     name = held_campaign(tmp_path)
     launch = subprocess.list2cmdline(command("launch", name))
-    slurm.run("sbatch", "-N2", "--exclusive", f"--chdir={tmp_path}", "--output=out", f"--wrap={launch}")
+    slurm.run(
+        "sbatch", "-N2", "--exclusive", f"--chdir={tmp_path}", "--output=out", f"--wrap={launch}"
+    )
     wait_for(lambda: not slurm.jobs(), 120)
     (measured,) = outcomes(tmp_path)
     assert not isinstance(measured, Failure), (tmp_path / "out").read_text()
@@ -262,8 +311,12 @@ def test_a_campaign_within_a_held_job_uses_its_nodes(tmp_path: Path, slurm: Slur
 
 
 @pytest.mark.timeout(1000)
-def test_a_driver_s_job_is_followed_by_others_until_the_campaign_is_over(tmp_path: Path, slurm: SlurmCluster) -> None:
-    """Whatever a job has measured when its time is cut is neither lost nor measured again by the next."""
+def test_a_driver_s_job_is_followed_by_others_until_the_campaign_is_over(
+    tmp_path: Path, slurm: SlurmCluster
+) -> None:
+    """Whatever a job has measured when its time is cut is neither lost nor measured again by the
+    next.
+    """
     space = TWO_NODES | {"micro_batch_seqs": [1, 2, 4, 8], "recompute": ["none", "full"]}
     space["sharding"] = ["none", "zero-1", "zero-2", "zero-3"]
     probe = {"measured_steps": 150, "deadline_s": 100}
@@ -282,9 +335,17 @@ def test_a_driver_s_job_is_followed_by_others_until_the_campaign_is_over(tmp_pat
         before = measured()
         wait_for(lambda before=before: measured() > before, 200, pause_s=0.5)
         (job,) = slurm.running()
-        minutes = int(slurm.run("squeue", "--noheader", f"--job={job}", "--format=%M").rpartition(":")[0])
-        slurm.run("scontrol", "update", f"jobid={job}", f"timelimit={minutes + 2}")  # the driver looks every 30 s
-        wait_for(lambda stops=stops: said.read_text().count("stopped: its job ends in") == stops, 200, pause_s=0.5)
+        minutes = int(
+            slurm.run("squeue", "--noheader", f"--job={job}", "--format=%M").rpartition(":")[0]
+        )
+        slurm.run(
+            "scontrol", "update", f"jobid={job}", f"timelimit={minutes + 2}"
+        )  # the driver looks every 30 s
+        wait_for(
+            lambda stops=stops: said.read_text().count("stopped: its job ends in") == stops,
+            200,
+            pause_s=0.5,
+        )
         wait_for(lambda: not slurm.running())
         wait_for(slurm.jobs)
         slurm.run("scontrol", "update", f"jobid={job}", "timelimit=20")
@@ -306,7 +367,9 @@ def test_a_refused_request_pauses_the_campaign_with_slurms_words(tmp_path: Path)
     assert "frontrunner resume tiny" in done.stderr
 
 
-def test_a_setup_that_fails_everywhere_pauses_the_campaign_with_its_last_words(tmp_path: Path) -> None:
+def test_a_setup_that_fails_everywhere_pauses_the_campaign_with_its_last_words(
+    tmp_path: Path,
+) -> None:
     name = campaign(tmp_path, dispatch={"worker_init": ["echo no module named rocm >&2", "exit 3"]})
     done = frontrunner("launch", name, cwd=tmp_path)
     assert done.returncode == 6
@@ -324,11 +387,16 @@ def commands(folder: Path, **sections: Any) -> str:
 def tagged(folder: Path) -> list[psutil.Process]:
     """What commands of a folder's campaign still run, on any node."""
     return [
-        process for path in run_folders(folder) for node in (0, 1) for process in marked(RUN_TAG, run_tag(path, node))
+        process
+        for path in run_folders(folder)
+        for node in (0, 1)
+        for process in marked(RUN_TAG, run_tag(path, node))
     ]
 
 
-def test_a_command_s_ranks_run_on_every_node_and_end_with_it(tmp_path: Path, slurm: SlurmCluster) -> None:
+def test_a_command_s_ranks_run_on_every_node_and_end_with_it(
+    tmp_path: Path, slurm: SlurmCluster
+) -> None:
     done = frontrunner("launch", commands(tmp_path), "--json", cwd=tmp_path, timeout_s=200)
     assert done.returncode == 0, done.stderr
     (measured,) = outcomes(tmp_path)
@@ -342,7 +410,9 @@ def test_a_command_s_ranks_run_on_every_node_and_end_with_it(tmp_path: Path, slu
         assert f"rank {node} of 2 on node {node} of {names}" in log
     assert not tagged(tmp_path)
     recipe_id = json.loads(done.stdout)["best"][0]["recipe_id"]
-    replayed = frontrunner("replay", recipe_id, "--steps", "40", "--json", cwd=tmp_path, timeout_s=200)
+    replayed = frontrunner(
+        "replay", recipe_id, "--steps", "40", "--json", cwd=tmp_path, timeout_s=200
+    )
     assert replayed.returncode == 0, replayed.stderr
     found = json.loads(replayed.stdout)
     assert found["final_step"] == 40
@@ -354,13 +424,33 @@ def test_a_command_s_replay_takes_other_nodes_before_a_walltime_and_after_a_canc
     tmp_path: Path, slurm: SlurmCluster
 ) -> None:
     checkpoint, folder = tmp_path / "checkpoint", tmp_path / "long"
-    flags = ["--steps", "{steps}", "{replay?--checkpoint}", f"{{replay?{checkpoint}}}", "--others", "{devices}"]
+    flags = [
+        "--steps",
+        "{steps}",
+        "{replay?--checkpoint}",
+        f"{{replay?{checkpoint}}}",
+        "--others",
+        "{devices}",
+    ]
     program = ["{python}", str(TRAINER.with_name("resuming_trainer.py"))]
-    name = commands(tmp_path, command={"arguments": [*program, *flags], "start_per": "node"}, space={"devices": [1]})
+    name = commands(
+        tmp_path,
+        command={"arguments": [*program, *flags], "start_per": "node"},
+        space={"devices": [1]},
+    )
     done = frontrunner("launch", name, "--json", cwd=tmp_path, timeout_s=200)
     assert done.returncode == 0, done.stderr
     recipe = json.loads(done.stdout)["best"][0]["recipe_id"]
-    options = ("--folder", "long", "--steps", "1500", "--walltime", "00:02:00", "--stop-margin", "90")
+    options = (
+        "--folder",
+        "long",
+        "--steps",
+        "1500",
+        "--walltime",
+        "00:02:00",
+        "--stop-margin",
+        "90",
+    )
     with started("replay", recipe, *options, cwd=tmp_path) as process:
         wait_for(checkpoint.exists, 60, pause_s=0.1)
         slurm.run("scancel", *slurm.running())
@@ -374,8 +464,12 @@ def test_a_command_s_replay_takes_other_nodes_before_a_walltime_and_after_a_canc
     wait_for(lambda: not slurm.jobs(), 30)  # the allocations are given back
 
 
-def test_a_command_campaign_goes_on_after_its_driver_was_killed(tmp_path: Path, slurm: SlurmCluster) -> None:
-    """12 probes of one node, two side by side; a trainer in between loses its driver, and no process stays."""
+def test_a_command_campaign_goes_on_after_its_driver_was_killed(
+    tmp_path: Path, slurm: SlurmCluster
+) -> None:
+    """12 probes of one node, two side by side; a trainer in between loses its driver, and no
+    process stays.
+    """
     values: dict[str, Any] = {"devices": [1], "micro_batch_seqs": [1, 2, 4]}
     values |= {"custom": {"twice": {"values": [False, True], "flag": "--twice"}}}
     values["custom"] |= {"buffers": {"values": [3, 4], "env": "TRAINER_BUFFERS"}}
@@ -388,10 +482,16 @@ def test_a_command_campaign_goes_on_after_its_driver_was_killed(tmp_path: Path, 
     )
     with started("launch", name, cwd=tmp_path) as process:
         wait_for(lambda: sum(found is not None for found in outcomes(tmp_path)) >= 4, 150)
-        wait_for(lambda: len(tagged(tmp_path)) == 4, 150, pause_s=0.05)  # two trainers, and what each leaves
+        wait_for(
+            lambda: len(tagged(tmp_path)) == 4, 150, pause_s=0.05
+        )  # two trainers, and what each leaves
         process.send_signal(signal.SIGKILL)
         process.wait()
-    known = {path: found for path, found in zip(run_folders(tmp_path), outcomes(tmp_path), strict=True) if found}
+    known = {
+        path: found
+        for path, found in zip(run_folders(tmp_path), outcomes(tmp_path), strict=True)
+        if found
+    }
     wait_for(lambda: not tagged(tmp_path))
     wait_for(lambda: not slurm.jobs())
     resumed = frontrunner("resume", "tiny", "--json", cwd=tmp_path, timeout_s=300)
@@ -400,8 +500,13 @@ def test_a_command_campaign_goes_on_after_its_driver_was_killed(tmp_path: Path, 
     assert len(trials) == 12
     assert sum(isinstance(found, Measurement) for found in outcomes(tmp_path)) == 12
     assert all(RunFolder(path).outcome() == found for path, found in known.items())
-    given = [re.search(r"twice (\w+), buffers (\d)", (path / LOG).read_text()) for path in run_folders(tmp_path)]
-    assert {found.groups() for found in given if found} == {(flag, n) for flag in ("True", "False") for n in "34"}
+    given = [
+        re.search(r"twice (\w+), buffers (\d)", (path / LOG).read_text())
+        for path in run_folders(tmp_path)
+    ]
+    assert {found.groups() for found in given if found} == {
+        (flag, n) for flag in ("True", "False") for n in "34"
+    }
     assert not tagged(tmp_path)
 
 
@@ -429,7 +534,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory, cluster: SlurmCluster) ->
     """A folder with a store, and the id of its one measured recipe, of two nodes."""
     folder = tmp_path_factory.mktemp("measured")
     with using(cluster):
-        done = frontrunner("launch", campaign(folder, **LARGER), "--json", cwd=folder, timeout_s=200)
+        done = frontrunner(
+            "launch", campaign(folder, **LARGER), "--json", cwd=folder, timeout_s=200
+        )
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)["best"][0]["recipe_id"]
 
@@ -439,7 +546,9 @@ def uninterrupted(measured: tuple[Path, str], cluster: SlurmCluster) -> list[dic
     """The metrics of a replay that nothing happened to."""
     folder, recipe = measured
     with using(cluster):
-        done = frontrunner("replay", recipe, *REPLAY, "--folder", "whole", cwd=folder, timeout_s=300)
+        done = frontrunner(
+            "replay", recipe, *REPLAY, "--folder", "whole", cwd=folder, timeout_s=300
+        )
     assert done.returncode == 0, done.stderr
     assert json.loads((folder / "whole" / "result.json").read_text())["final_step"] == STEPS
     return metrics(folder / "whole")
@@ -447,7 +556,9 @@ def uninterrupted(measured: tuple[Path, str], cluster: SlurmCluster) -> list[dic
 
 def noted(folder: Path, event: str) -> list[dict[str, Any]]:
     """The events of a kind in a replay's own log."""
-    lines = (folder / "replay.log").read_text().splitlines() if (folder / "replay.log").exists() else []
+    lines = (
+        (folder / "replay.log").read_text().splitlines() if (folder / "replay.log").exists() else []
+    )
     return [found for line in lines if (found := json.loads(line))["event"] == event]
 
 
@@ -497,7 +608,10 @@ def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_stopped_and_a_k
 @pytest.mark.timeout(1000)
 @pytest.mark.alone
 def test_a_batch_script_submits_itself_again_until_the_replay_is_done(
-    measured: tuple[Path, str], uninterrupted: list[dict[str, str]], slurm: SlurmCluster, tmp_path: Path
+    measured: tuple[Path, str],
+    uninterrupted: list[dict[str, str]],
+    slurm: SlurmCluster,
+    tmp_path: Path,
 ) -> None:
     home, recipe = measured
     exported = frontrunner("export", recipe, "--to", "slurm", cwd=home)
@@ -507,7 +621,14 @@ def test_a_batch_script_submits_itself_again_until_the_replay_is_done(
     script = exported.stdout.replace('--steps "$STEPS"', f'--steps "$STEPS" {options}')
     (tmp_path / "replay.sh").write_text(script.replace("\npython -m", f"\n{sys.executable} -m"))
     export = f"--export=ALL,STEPS={STEPS},FOLDER={tmp_path}"
-    slurm.run("sbatch", "--time=2", export, f"--chdir={tmp_path}", "--output=out", str(tmp_path / "replay.sh"))
+    slurm.run(
+        "sbatch",
+        "--time=2",
+        export,
+        f"--chdir={tmp_path}",
+        "--output=out",
+        str(tmp_path / "replay.sh"),
+    )
     folder, said = tmp_path / "run", tmp_path / "out"
     wait_for(said.exists)
 
@@ -517,14 +638,20 @@ def test_a_batch_script_submits_itself_again_until_the_replay_is_done(
         return f"trained to step {STEPS}" in said.read_text()
 
     wait_for(is_done, 800, pause_s=1.0)
-    assert noted(folder, "stopping"), "once on a fast machine, which needs two jobs, and more often on others"
+    assert noted(folder, "stopping"), (
+        "once on a fast machine, which needs two jobs, and more often on others"
+    )
     assert not noted(folder, "failed"), "it stopped before its time was up"
     assert_same_rows(metrics(folder), uninterrupted, STEPS)
 
 
-def test_a_profile_of_two_nodes_has_the_traces_of_both(measured: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_profile_of_two_nodes_has_the_traces_of_both(
+    measured: tuple[Path, str], tmp_path: Path
+) -> None:
     home, recipe = measured
-    done = frontrunner("profile", recipe, "--folder", str(tmp_path / "p"), "--json", cwd=home, timeout_s=200)
+    done = frontrunner(
+        "profile", recipe, "--folder", str(tmp_path / "p"), "--json", cwd=home, timeout_s=200
+    )
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["ranks"]) == 2
     reports = [StepFolder(tmp_path / "p").report(node) for node in range(2)]

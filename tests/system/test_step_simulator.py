@@ -1,4 +1,6 @@
-"""The step simulator and the film of a search in a real browser: drawn, scrubbed, played, redrawn for other choices."""
+"""The step simulator and the film of a search in a real browser: drawn, scrubbed, played, redrawn
+for other choices.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +34,16 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, 
 
 def painted(page: api.Page, canvas: str) -> int:
     """The number of colors on a canvas."""
-    return page.evaluate(
-        f"""() => {{
+    return page.evaluate(f"""() => {{
         const canvas = document.querySelector("{canvas}"), context = canvas.getContext("2d");
         const data = new Uint32Array(context.getImageData(0, 0, canvas.width, canvas.height).data.buffer);
         return new Set(data).size;
-        }}"""
-    )
+        }}""")  # noqa: E501
 
 
-def test_a_step_is_drawn_scrubbed_played_and_redrawn_with_other_choices(service: tuple[Served, str]) -> None:
+def test_a_step_is_drawn_scrubbed_played_and_redrawn_with_other_choices(
+    service: tuple[Served, str],
+) -> None:
     found, recipe = service
     with window(found, width=360, scheme="dark") as page:
         page.goto(f"{found.url}/recipes/{recipe}?campaign=first")
@@ -81,14 +83,14 @@ def test_a_profiled_step_is_drawn_on_the_axis_of_the_estimate(service: tuple[Ser
     found, recipe = service
 
     def colors(canvas: str) -> list[list[int]]:
-        """What is painted of the first rank at an eighth of the axis, beyond its middle, and shortly before its end."""
-        return page.evaluate(
-            f"""() => {{
+        """What is painted of the first rank at an eighth of the axis, beyond its middle, and
+        shortly before its end.
+        """
+        return page.evaluate(f"""() => {{
             const canvas = document.querySelector("{canvas}"), context = canvas.getContext("2d");
             const at = (share) => [...context.getImageData(62 + share * (canvas.width - 62), 8, 1, 1).data];
             return [0.13, 0.7, 0.97].map(at);
-            }}"""
-        )
+            }}""")  # noqa: E501
 
     with window(found, width=1280) as page:
         page.goto(f"{found.url}/recipes/{recipe}?campaign=first")
@@ -121,6 +123,8 @@ def test_a_search_is_filmed_over_dimensions_of_choice(service: tuple[Served, str
         page.locator("#film select[name=y]").select_option("micro_batch_seqs")
         page.locator('#film[data-drawn="tensor_parallel micro_batch_seqs"]').wait_for()
         api.expect(title).to_have_text("Best tokens/s so far")
-        api.expect(page.locator(".film-notes")).to_contain_text("over tensor_parallel and pipeline_parallel alone")
+        api.expect(page.locator(".film-notes")).to_contain_text(
+            "over tensor_parallel and pipeline_parallel alone"
+        )
         page.locator("#film button").click()
         api.expect(words).to_contain_text("4 of 4")

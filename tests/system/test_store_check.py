@@ -1,4 +1,6 @@
-"""Check of a store: silent over what the code wrote, and by name over each thing that may not be."""
+"""Check of a store: silent over what the code wrote, and by name over each thing that may not
+be.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,21 @@ from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.sharding import Sharding
 from support.small_space import small_problem
-from support.store_contract import RECIPE, StoreContract, begin, create, failure, lease_elsewhere, measurement
+from support.store_contract import (
+    RECIPE,
+    StoreContract,
+    begin,
+    create,
+    failure,
+    lease_elsewhere,
+    measurement,
+)
 
 TAMPERING: dict[str, tuple[str, str]] = {
-    "an outcome was deleted": ("DELETE FROM measurements WHERE attempt_id = 1", "one outcome per attempt"),
+    "an outcome was deleted": (
+        "DELETE FROM measurements WHERE attempt_id = 1",
+        "one outcome per attempt",
+    ),
     "an outcome was doubled": (
         "INSERT INTO failures VALUES (1, 'crashed', '', '', NULL, 0)",
         "one outcome per attempt",
@@ -29,8 +42,10 @@ TAMPERING: dict[str, tuple[str, str]] = {
         "one outcome per attempt",
     ),
     "two attempts run": (
-        "INSERT INTO attempts SELECT 99, campaign_id, trial_id, 2, state, '', NULL, started_at, NULL"
-        " FROM attempts WHERE state = 'running'",
+        (
+            "INSERT INTO attempts SELECT 99, campaign_id, trial_id, 2, state, '', NULL, started_at,"
+            " NULL FROM attempts WHERE state = 'running'"
+        ),
         "trials follow their attempts",
     ),
     "a running attempt was forgotten": (
@@ -46,8 +61,14 @@ TAMPERING: dict[str, tuple[str, str]] = {
         "trials follow their attempts",
     ),
     "a standing is missing": ("DELETE FROM standings", "one standing per ranked trial"),
-    "a standing of another recipe": ("UPDATE standings SET recipe_id = 'zzzz'", "one standing per ranked trial"),
-    "a standing is too fast": ("UPDATE standings SET tokens_per_s = 2 * tokens_per_s", "standings pool"),
+    "a standing of another recipe": (
+        "UPDATE standings SET recipe_id = 'zzzz'",
+        "one standing per ranked trial",
+    ),
+    "a standing is too fast": (
+        "UPDATE standings SET tokens_per_s = 2 * tokens_per_s",
+        "standings pool",
+    ),
     "a standing counts more repeats": ("UPDATE standings SET repeats = 7", "standings pool"),
     "a standing without noise": ("UPDATE standings SET step_time_spread = 0", "standings pool"),
     "a standing without its MFU": ("UPDATE standings SET mfu = NULL", "standings pool"),
@@ -60,10 +81,19 @@ TAMPERING: dict[str, tuple[str, str]] = {
         "attempts are their trials'",
     ),
     "a trial is missing": ("UPDATE trials SET number = 40 WHERE number = 1", "trials are numbered"),
-    "an attempt is missing": ("UPDATE attempts SET number = 3 WHERE state = 'lost'", "trials are numbered"),
-    "outcomes were not counted": ("UPDATE campaigns SET outcomes = 1 WHERE id = 1", "outcomes are counted"),
+    "an attempt is missing": (
+        "UPDATE attempts SET number = 3 WHERE state = 'lost'",
+        "trials are numbered",
+    ),
+    "outcomes were not counted": (
+        "UPDATE campaigns SET outcomes = 1 WHERE id = 1",
+        "outcomes are counted",
+    ),
     "outcomes of nothing": ("UPDATE campaigns SET outcomes = 99", "outcomes are counted"),
-    "time is missing": ("UPDATE campaigns SET node_seconds_spent = 1 WHERE id = 1", "node-seconds add up"),
+    "time is missing": (
+        "UPDATE campaigns SET node_seconds_spent = 1 WHERE id = 1",
+        "node-seconds add up",
+    ),
     "a lease without a host": ("UPDATE campaigns SET driver_host = NULL", "constraints"),
     "an outcome without a number": (
         "UPDATE trials SET outcome_number = NULL WHERE recipe_id = 'bbbb'",
@@ -74,18 +104,26 @@ TAMPERING: dict[str, tuple[str, str]] = {
     "a holder of no campaign": ("INSERT INTO holders VALUES (99, 1, 'boot', 1)", "references"),
     "a state of no kind": ("UPDATE campaigns SET state = 'finishee'", "rows are read"),
     "a rate below zero": ("UPDATE measurements SET tokens_per_s = -1", "rows are read"),
-    "a name that leads elsewhere": ("UPDATE campaigns SET name = '../../etc' WHERE id = 1", "rows are read"),
+    "a name that leads elsewhere": (
+        "UPDATE campaigns SET name = '../../etc' WHERE id = 1",
+        "rows are read",
+    ),
     "a time without a zone": ("UPDATE events SET at = '2026-03-01 12:00:00'", "rows are read"),
     "half a text": ("UPDATE trials SET recipe_json = substr(recipe_json, 1, 20)", "rows are read"),
-    "bytes in a recipe": ("UPDATE trials SET recipe_json = CAST(x'7bff7d' AS TEXT)", "rows are read"),
+    "bytes in a recipe": (
+        "UPDATE trials SET recipe_json = CAST(x'7bff7d' AS TEXT)",
+        "rows are read",
+    ),
     "bytes in a log": ("UPDATE failures SET log_tail = CAST(x'c3' AS TEXT)", "rows are read"),
     "a recipe with another version's field": (
         """UPDATE trials SET recipe_json = replace(recipe_json, '{"acc', '{"later":1,"acc')""",
         "documents are known",
     ),
     "recipes under each other's ids": (
-        "UPDATE trials SET recipe_json = (SELECT recipe_json FROM trials o WHERE o.campaign_id = 2 AND o.number = 2)"
-        " WHERE campaign_id = 2 AND number = 1",
+        (
+            "UPDATE trials SET recipe_json = (SELECT recipe_json FROM trials o WHERE o.campaign_id"
+            " = 2 AND o.number = 2) WHERE campaign_id = 2 AND number = 1"
+        ),
         "recipes have their ids",
     ),
     "another model": (
@@ -100,7 +138,10 @@ TAMPERING: dict[str, tuple[str, str]] = {
     "a column was dropped": ("ALTER TABLE standings DROP COLUMN mfu", "the tables"),
     "an index was dropped": ("DROP INDEX trials_by_state", "the tables"),
     "a key was dropped": (
-        "CREATE TABLE t AS SELECT * FROM attempts; DROP TABLE attempts; ALTER TABLE t RENAME TO attempts",
+        (
+            "CREATE TABLE t AS SELECT * FROM attempts; DROP TABLE attempts; ALTER TABLE t RENAME TO"
+            " attempts"
+        ),
         "the tables",
     ),
     "no revision": ("DELETE FROM alembic_version", "one revision"),
@@ -113,27 +154,42 @@ ODD = {"documents are known", "known revision"}
 
 
 def fill(store: Store) -> None:
-    """Two campaigns with a trial in every state; the second states its problem, and its driver has let go."""
+    """Two campaigns with a trial in every state; the second states its problem, and its driver has
+    let go.
+    """
     writer = store.drive(lease_elsewhere(store, create(store, "first")))
     writer.set_state(CampaignState.RUNNING, reason="")
     for name, outcome in (("aaaa", measurement(0.5)), ("bbbb", failure())):
-        writer.finish_attempt(writer.start_attempt(begin(writer, name), run_folder=name), outcome, retry=False)
+        writer.finish_attempt(
+            writer.start_attempt(begin(writer, name), run_folder=name), outcome, retry=False
+        )
     lost = writer.start_attempt(begin(writer, "cccc"), run_folder="c.1")
     writer.finish_attempt(lost, failure(FailureKind.LOST), retry=True)
-    writer.finish_attempt(writer.start_attempt(begin(writer, "cccc"), run_folder="c.2"), measurement(), retry=False)
+    writer.finish_attempt(
+        writer.start_attempt(begin(writer, "cccc"), run_folder="c.2"), measurement(), retry=False
+    )
     again = writer.repeat(begin(writer, "aaaa"))
-    writer.finish_attempt(writer.start_attempt(again, run_folder="a.2"), measurement(0.3), retry=False)
+    writer.finish_attempt(
+        writer.start_attempt(again, run_folder="a.2"), measurement(0.3), retry=False
+    )
     writer.start_attempt(begin(writer, "dddd"), run_folder="d")
     begin(writer, "eeee")
     writer.event("tick")
     writer.event("tock")
     problem = small_problem()
     spec_json = canonical_json({"search": {"strategy": "random"}, "problem": asdict(problem)})
-    made = store.create_campaign(name="second", spec_json=spec_json, legal_recipes=2, problem_summary={})
+    made = store.create_campaign(
+        name="second", spec_json=spec_json, legal_recipes=2, problem_summary={}
+    )
     second = store.drive(lease_elsewhere(store, made))
     second.set_state(CampaignState.RUNNING, reason="")
-    for recipe in (RECIPE, replace(RECIPE, rank_order="dp-tp-pp", sharding=Sharding(optimizer=2, gradients=2))):
-        attempt = second.start_attempt(second.propose(recipe_id(problem, recipe), recipe), run_folder=str(recipe))
+    for recipe in (
+        RECIPE,
+        replace(RECIPE, rank_order="dp-tp-pp", sharding=Sharding(optimizer=2, gradients=2)),
+    ):
+        attempt = second.start_attempt(
+            second.propose(recipe_id(problem, recipe), recipe), run_folder=str(recipe)
+        )
         second.finish_attempt(attempt, measurement(), retry=False)
     second.release(CampaignState.FINISHED, reason="done")
 
@@ -184,8 +240,9 @@ def test_check_of_a_later_store_calls_what_it_added_odd(filled: Path, tmp_path: 
     found = tampered(
         filled,
         tmp_path,
-        "UPDATE alembic_version SET version_num = '0999'; CREATE TABLE later (x); DROP INDEX trials_by_state;"
-        " UPDATE campaigns SET state = 'archived' WHERE id = 2; UPDATE campaigns SET outcomes = 99 WHERE id = 1",
+        "UPDATE alembic_version SET version_num = '0999'; CREATE TABLE later (x); DROP INDEX"
+        " trials_by_state; UPDATE campaigns SET state = 'archived' WHERE id = 2; UPDATE campaigns"
+        " SET outcomes = 99 WHERE id = 1",
     )
     later = "as of a later version"
     assert {finding.rule: finding.odd_as for finding in found.findings} == {

@@ -1,4 +1,6 @@
-"""Backups, copies, archives and pruning: what is kept is all of it, and what is refused leaves nothing behind."""
+"""Backups, copies, archives and pruning: what is kept is all of it, and what is refused leaves
+nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -36,28 +38,51 @@ from frontrunner.results.transfer import END, Chain
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import canonical_json, recipe_id
-from frontrunner.spaces.errors import AlreadyDriven, FrontrunnerError, InvalidInput, NotFound, StoreUnusable
+from frontrunner.spaces.errors import (
+    AlreadyDriven,
+    FrontrunnerError,
+    InvalidInput,
+    NotFound,
+    StoreUnusable,
+)
 from frontrunner.spaces.validation import dump_json
 from support.campaigns import spec_of, tiny
 from support.limits import fill, small_disk
 from support.postgresql import Server
-from support.store_contract import KINDS, RAN_WITH, RECIPE, begin, everything, failure, lease_elsewhere, measurement
+from support.store_contract import (
+    KINDS,
+    RAN_WITH,
+    RECIPE,
+    begin,
+    everything,
+    failure,
+    lease_elsewhere,
+    measurement,
+)
 
 
 def made(url: str, *, name: str = "kept", state: CampaignState = CampaignState.FINISHED) -> str:
-    """A store with a campaign of a recipe measured twice, one that failed, and one that was lost."""
+    """A store with a campaign of a recipe measured twice, one that failed, and one that was
+    lost.
+    """
     spec = spec_of(tiny(name=name, evaluator="simulated"), run_root=Path("/nowhere"))
     with open_store(url) as store:
-        campaign = store.create_campaign(name=name, spec_json=dump_json(spec), legal_recipes=9, problem_summary={})
+        campaign = store.create_campaign(
+            name=name, spec_json=dump_json(spec), legal_recipes=9, problem_summary={}
+        )
         writer = store.drive(lease_elsewhere(store, campaign))
         writer.set_state(CampaignState.RUNNING, reason="")
         writer.record_provenance(RAN_WITH)
         for place, outcome in enumerate((measurement(0.5), failure())):
             trial = tried(writer, spec, place)
             folder = f"r/{trial.number}.1"
-            writer.finish_attempt(writer.start_attempt(trial, run_folder=folder), outcome, retry=False)
+            writer.finish_attempt(
+                writer.start_attempt(trial, run_folder=folder), outcome, retry=False
+            )
         again = writer.repeat(tried(writer, spec, 0))
-        writer.finish_attempt(writer.start_attempt(again, run_folder="r/1.2"), measurement(0.3), retry=False)
+        writer.finish_attempt(
+            writer.start_attempt(again, run_folder="r/1.2"), measurement(0.3), retry=False
+        )
         writer.event("tick", number=1)
         if state is not CampaignState.RUNNING:
             writer.release(state, reason="done")
@@ -88,7 +113,9 @@ def content(url: str, name: str = "kept") -> tuple[Any, ...]:
 def tables(store: Store) -> dict[str, list[Any]]:
     with store.database.read() as connection:
         return {
-            table.name: [tuple(row) for row in connection.execute(select(table).order_by(*table.primary_key))]
+            table.name: [
+                tuple(row) for row in connection.execute(select(table).order_by(*table.primary_key))
+            ]
             for table in Base.metadata.sorted_tables
             if table.name != "store"
         }
@@ -110,7 +137,9 @@ class TestBackup:
             driver = threading.Thread(target=write)
             driver.start()
             try:
-                backups = [backup_store(tmp_path / f"b{number}.db", store=url) for number in range(5)]
+                backups = [
+                    backup_store(tmp_path / f"b{number}.db", store=url) for number in range(5)
+                ]
             finally:
                 stop.set()
                 driver.join()
@@ -120,7 +149,9 @@ class TestBackup:
             with open_store(str(path), read_only=True) as kept:
                 events = kept.events(1, limit=100_000)
             assert events == told[: len(events)]
-            assert len(events) % 2 == 1, "the first event and whole pairs, never half of a transaction"
+            assert len(events) % 2 == 1, (
+                "the first event and whole pairs, never half of a transaction"
+            )
 
     def test_by_default_it_lies_beside_the_store_named_by_the_time(self, tmp_path: Path) -> None:
         url = made(str(tmp_path / "store.db"))
@@ -140,7 +171,9 @@ class TestBackup:
         assert sorted(tmp_path.iterdir()) == before
         assert (tmp_path / "taken").read_text() == "mine"
 
-    def test_a_damaged_store_is_refused_naming_the_newest_backup_that_restores_it(self, tmp_path: Path) -> None:
+    def test_a_damaged_store_is_refused_naming_the_newest_backup_that_restores_it(
+        self, tmp_path: Path
+    ) -> None:
         url = made(str(tmp_path / "store.db"))
         expected = content(url)
         backup_store(tmp_path / "store.db.backup-20200101T000000Z", store=url)
@@ -160,12 +193,16 @@ class TestBackup:
         url = made(str(tmp_path / "store.db"))
         with small_disk(tmp_path / "small", mib=1) as disk:
             fill(disk, leave_bytes=16_384)
-            with pytest.raises(InvalidInput, match=r"small/b\.db cannot be written: .*full") as refused:
+            with pytest.raises(
+                InvalidInput, match=r"small/b\.db cannot be written: .*full"
+            ) as refused:
                 backup_store(disk / "b.db", store=url)
             assert "name another place" in str(refused.value.hint)
             assert [path.name for path in disk.iterdir()] == ["ballast"]
 
-    def test_a_server_s_backup_is_a_store_that_a_copy_restores(self, postgresql_server: Server, tmp_path: Path) -> None:
+    def test_a_server_s_backup_is_a_store_that_a_copy_restores(
+        self, postgresql_server: Server, tmp_path: Path
+    ) -> None:
         url = made(postgresql_server.new_store(), state=CampaignState.RUNNING)
         path = backup_store(tmp_path / "kept.db", store=url)
         assert content(str(path)) == content(url)
@@ -173,7 +210,9 @@ class TestBackup:
 
 
 class TestCopy:
-    def test_both_ways_between_databases_nothing_changes(self, postgresql_server: Server, tmp_path: Path) -> None:
+    def test_both_ways_between_databases_nothing_changes(
+        self, postgresql_server: Server, tmp_path: Path
+    ) -> None:
         first = made(str(tmp_path / "first.db"))
         made(first, name="second")
         there, back = postgresql_server.new_store(), str(tmp_path / "back.db")
@@ -210,7 +249,9 @@ class TestCopy:
         with closing(sqlite3.connect(source)) as connection, connection:
             connection.execute("PRAGMA ignore_check_constraints = ON")
             connection.execute("UPDATE failures SET kind = 'bored'")
-        with pytest.raises(StoreUnusable, match=r"broken\.db holds rows of failures that no store can hold") as refused:
+        with pytest.raises(
+            StoreUnusable, match=r"broken\.db holds rows of failures that no store can hold"
+        ) as refused:
             copy_store(source, target)
         assert f"frontrunner store check --store {source}" in str(refused.value.hint)
         assert set(tmp_path.iterdir()) == beside
@@ -230,7 +271,9 @@ class TestCopy:
     def test_a_damaged_source_is_blamed_and_not_the_target(self, tmp_path: Path) -> None:
         source, target = made(str(tmp_path / "source.db")), tmp_path / "target.db"
         with closing(sqlite3.connect(source)) as connection:
-            (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'events'").fetchone()
+            (page,) = connection.execute(
+                "SELECT rootpage FROM sqlite_master WHERE name = 'events'"
+            ).fetchone()
             (size,) = connection.execute("PRAGMA page_size").fetchone()
         with (tmp_path / "source.db").open("r+b") as file:
             file.seek((page - 1) * size)
@@ -244,12 +287,16 @@ def test_an_archive_on_a_full_disk_is_told_with_its_name(tmp_path: Path) -> None
     url = made(str(tmp_path / "store.db"))
     with small_disk(tmp_path / "small", mib=1) as disk:
         fill(disk)
-        with pytest.raises(InvalidInput, match=r"small/kept\.jsonl cannot be written: No space left on device"):
+        with pytest.raises(
+            InvalidInput, match=r"small/kept\.jsonl cannot be written: No space left on device"
+        ):
             archive("kept", disk / "kept.jsonl", store=url)
         assert [path.name for path in disk.iterdir()] == ["ballast"]
 
 
-@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file whose reading fails is Linux' own")
+@pytest.mark.skipif(
+    not Path("/proc/self/mem").exists(), reason="a file whose reading fails is Linux' own"
+)
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="/proc/self/mem cannot be read: Input/output error"):
         unarchive("/proc/self/mem", store=str(tmp_path / "store.db"))
@@ -260,12 +307,25 @@ def without_ids(found: tuple[Any, ...]) -> tuple[Any, ...]:
     """Told outcomes and events without the ids, which belong to a store."""
     campaign, trials, _, told, events = found
     assert isinstance(campaign, Campaign)
-    about = (campaign.state, campaign.node_seconds_spent, campaign.outcomes, campaign.created_at, campaign.epoch)
-    return about, [(t.number, t.recipe_id, t.state) for t in trials], told, [(e.at, e.kind, e.data) for e in events]
+    about = (
+        campaign.state,
+        campaign.node_seconds_spent,
+        campaign.outcomes,
+        campaign.created_at,
+        campaign.epoch,
+    )
+    return (
+        about,
+        [(t.number, t.recipe_id, t.state) for t in trials],
+        told,
+        [(e.at, e.kind, e.data) for e in events],
+    )
 
 
 class TestArchive:
-    def test_another_site_reads_what_this_one_wrote(self, fresh: Callable[[], str], tmp_path: Path) -> None:
+    def test_another_site_reads_what_this_one_wrote(
+        self, fresh: Callable[[], str], tmp_path: Path
+    ) -> None:
         here, there, file = made(fresh()), made(fresh(), name="theirs"), tmp_path / "kept.jsonl"
         written = archive("kept", file, store=here)
         done = unarchive(file, store=there)
@@ -302,8 +362,14 @@ class TestArchive:
 
 def test_what_an_archive_says_of_a_driver_holds_nothing(archived: Path, tmp_path: Path) -> None:
     """As the archive of a campaign whose driver was killed, and as one that somebody made."""
-    driven = {"driver_host": "elsewhere", "driver_pid": 1, "driven_since": "2026-03-01T12:00:00.000000+00:00"}
-    forged = of_kind("campaigns", state="running", lease_until="9999-12-31T23:59:59.000000+00:00", **driven)
+    driven = {
+        "driver_host": "elsewhere",
+        "driver_pid": 1,
+        "driven_since": "2026-03-01T12:00:00.000000+00:00",
+    }
+    forged = of_kind(
+        "campaigns", state="running", lease_until="9999-12-31T23:59:59.000000+00:00", **driven
+    )
     file, target = tmp_path / "forged.jsonl", str(tmp_path / "target.db")
     file.write_bytes(b"".join(forged(archived.read_bytes().splitlines(keepends=True))))
     unarchive(file, store=target)
@@ -314,7 +380,9 @@ def test_what_an_archive_says_of_a_driver_holds_nothing(archived: Path, tmp_path
     assert check_store(target).findings == ()
 
 
-def changed_at(number: int, change: Callable[[bytes], bytes]) -> Callable[[list[bytes]], list[bytes]]:
+def changed_at(
+    number: int, change: Callable[[bytes], bytes]
+) -> Callable[[list[bytes]], list[bytes]]:
     return lambda lines: [*lines[: number - 1], change(lines[number - 1]), *lines[number:]]
 
 
@@ -343,39 +411,75 @@ DAMAGE: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "a line twice": (lambda lines: [*lines[:3], lines[2], *lines[3:]], r"line 4: .*hash"),
     "the end is missing": (lambda lines: lines[:-1], r"line \d+: the file ends before its end"),
     "half a line": (lambda lines: [*lines[:-1], lines[-1][:20]], r"line \d+: it is cut short"),
-    "something after the end": (lambda lines: [*lines, lines[1]], r"line \d+: it comes after the end"),
+    "something after the end": (
+        lambda lines: [*lines, lines[1]],
+        r"line \d+: it comes after the end",
+    ),
     "nothing": (lambda _: [], "line 1: the file ends before its end"),
-    "another kind of file": (lambda _: [b"[model]\n"], "line 1: this is not a line of a frontrunner archive"),
+    "another kind of file": (
+        lambda _: [b"[model]\n"],
+        "line 1: this is not a line of a frontrunner archive",
+    ),
     "JSON of others": (lambda _: [b'{"kind": 1}\n'], "line 1: this is not a line"),
-    "a long line": (lambda _: [b"x" * (17 * 2**20) + b"\n"], "line 1: it is cut short, or longer than 16 MiB"),
+    "a long line": (
+        lambda _: [b"x" * (17 * 2**20) + b"\n"],
+        "line 1: it is cut short, or longer than 16 MiB",
+    ),
     "deep JSON": (lambda _: [b"[" * 200_000 + b"\n"], "line 1: this is not a line"),
     "no header": (lambda lines: lines[1:], r"line 1: .*hash"),
     "an infinite number": (
         lambda _: [b'{"kind": "header", "content": {"a": 1e999}, "sha256": ""}\n'],
         "line 1: this is not a line",
     ),
-    "an additional column": (of_kind("trials", more=1), r"line \d+: its columns are not those of trials"),
-    "text for a number": (of_kind("campaigns", epoch="1x"), 'table "campaigns", row 1, column "epoch", why .*integer'),
-    "nothing for a text": (of_kind("trials", recipe_id=None), r"line 5: to 6 cannot be rows of trials: NOT NULL"),
-    "a reference to nobody": (of_kind("attempts", trial_id=77), r"line 7: .*rows of attempts: FOREIGN KEY"),
-    "a state of no kind": (of_kind("trials", state="asleep"), r"line 5: .*rows of trials: CHECK .*state_known"),
+    "an additional column": (
+        of_kind("trials", more=1),
+        r"line \d+: its columns are not those of trials",
+    ),
+    "text for a number": (
+        of_kind("campaigns", epoch="1x"),
+        'table "campaigns", row 1, column "epoch", why .*integer',
+    ),
+    "nothing for a text": (
+        of_kind("trials", recipe_id=None),
+        r"line 5: to 6 cannot be rows of trials: NOT NULL",
+    ),
+    "a reference to nobody": (
+        of_kind("attempts", trial_id=77),
+        r"line 7: .*rows of attempts: FOREIGN KEY",
+    ),
+    "a state of no kind": (
+        of_kind("trials", state="asleep"),
+        r"line 5: .*rows of trials: CHECK .*state_known",
+    ),
     "another recipe under its id": (
         of_kind("trials", recipe_json=recipe_to_json(replace(RECIPE, micro_batch_seqs=8))),
         r"a trial's id is that of its recipe .*its_recipe_has \"[0-9a-f]{12}",
     ),
-    "a document that cannot be read": (of_kind("provenance", provenance_json="{}"), "why .versions: Field required"),
+    "a document that cannot be read": (
+        of_kind("provenance", provenance_json="{}"),
+        "why .versions: Field required",
+    ),
     "a time of another zone": (
         of_kind("campaigns", updated_at="2026-03-01T13:00:00.000000+01:00"),
         "expected a time in UTC",
     ),
-    "a spec of another kind": (of_kind("campaigns", spec_json='{"a": 1}'), "line 2: this version cannot read its spec"),
+    "a spec of another kind": (
+        of_kind("campaigns", spec_json='{"a": 1}'),
+        "line 2: this version cannot read its spec",
+    ),
     "a name with a path": (of_kind("campaigns", name="../x"), 'column "name", why'),
-    "an outcome too many": (of_kind("campaigns", node_seconds_spent=1.0), "the sum of its outcomes' node-seconds"),
+    "an outcome too many": (
+        of_kind("campaigns", node_seconds_spent=1.0),
+        "the sum of its outcomes' node-seconds",
+    ),
     "a standing that is too fast": (
         of_kind("standings", tokens_per_s=1e9),
         "a standing pools its trial's measurements",
     ),
-    "another count": (of_kind(END, rows=3), "does not hold one campaign and the rows that it counts"),
+    "another count": (
+        of_kind(END, rows=3),
+        "does not hold one campaign and the rows that it counts",
+    ),
     "a later version": (of_kind("header", revision="0999"), "was written by a later frontrunner"),
 }
 
@@ -410,12 +514,19 @@ def archived(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestPrune:
     @pytest.fixture
     def folders(self, tmp_path: Path) -> Path:
-        """A finished and a stopped campaign, whose attempts have run folders, and folders that are nobody's."""
+        """A finished and a stopped campaign, whose attempts have run folders, and folders that are
+        nobody's.
+        """
         runs = tmp_path / "runs"
         with open_store(str(tmp_path / "store.db")) as store:
-            for name, state in (("done", CampaignState.FINISHED), ("halted", CampaignState.STOPPED)):
+            for name, state in (
+                ("done", CampaignState.FINISHED),
+                ("halted", CampaignState.STOPPED),
+            ):
                 spec = json.dumps({"name": name})
-                campaign = store.create_campaign(name=name, spec_json=spec, legal_recipes=1, problem_summary={})
+                campaign = store.create_campaign(
+                    name=name, spec_json=spec, legal_recipes=1, problem_summary={}
+                )
                 writer = store.drive(lease_elsewhere(store, campaign))
                 writer.set_state(CampaignState.RUNNING, reason="")
                 for number in (1, 2):
@@ -423,7 +534,9 @@ class TestPrune:
                     folder.mkdir(parents=True)
                     (folder / "rank-0.log").write_bytes(b"x" * 1000)
                     (folder / "job.json").write_text(json.dumps({"run_folder": str(folder)}))
-                    attempt = writer.start_attempt(begin(writer, f"{number:04x}"), run_folder=str(folder))
+                    attempt = writer.start_attempt(
+                        begin(writer, f"{number:04x}"), run_folder=str(folder)
+                    )
                     if number == 1:
                         writer.finish_attempt(attempt, measurement(), retry=False)
                 writer.release(state, reason="")
@@ -431,35 +544,57 @@ class TestPrune:
             (runs / "done" / "notes").mkdir()
         return runs
 
-    def test_it_shows_first_and_then_removes_only_what_the_store_holds(self, folders: Path, tmp_path: Path) -> None:
+    def test_it_shows_first_and_then_removes_only_what_the_store_holds(
+        self, folders: Path, tmp_path: Path
+    ) -> None:
         url = str(tmp_path / "store.db")
         (part,) = prunable(store=url)
         size = 1000 + (folders / "done" / "00001.1" / "job.json").stat().st_size
-        assert (part.campaign, part.folders, part.bytes) == ("done", (folders / "done" / "00001.1",), size)
+        assert (part.campaign, part.folders, part.bytes) == (
+            "done",
+            (folders / "done" / "00001.1",),
+            size,
+        )
         assert part.folders[0].exists()
         before = content(url, "done")
         prune_store(store=url)
-        assert sorted(path.name for path in folders.rglob("0*.*")) == ["00001.1", "00002.1", "00002.1", "00009.1"]
+        assert sorted(path.name for path in folders.rglob("0*.*")) == [
+            "00001.1",
+            "00002.1",
+            "00002.1",
+            "00009.1",
+        ]
         assert content(url, "done") == before
         assert prunable(store=url) == ()
 
-    def test_a_campaign_that_is_not_finished_keeps_its_folders(self, folders: Path, tmp_path: Path) -> None:
+    def test_a_campaign_that_is_not_finished_keeps_its_folders(
+        self, folders: Path, tmp_path: Path
+    ) -> None:
         with pytest.raises(InvalidInput, match="halted is stopped"):
             prune_store("halted", store=str(tmp_path / "store.db"))
         assert (folders / "halted" / "00001.1").exists()
 
-    def test_a_folder_of_another_name_is_not_touched_whatever_the_store_says(self, tmp_path: Path) -> None:
+    def test_a_folder_of_another_name_is_not_touched_whatever_the_store_says(
+        self, tmp_path: Path
+    ) -> None:
         url = str(tmp_path / "store.db")
         precious = tmp_path / "precious"
         (precious / "00001.1").mkdir(parents=True)
         made(url)
         with closing(sqlite3.connect(url)) as connection, connection:
-            for folder in (str(precious), str(precious / "00001.1"), f"{tmp_path}/kept/../precious/00001.1", "/"):
+            for folder in (
+                str(precious),
+                str(precious / "00001.1"),
+                f"{tmp_path}/kept/../precious/00001.1",
+                "/",
+            ):
                 connection.execute("UPDATE attempts SET run_folder = ? WHERE id = 1", (folder,))
                 connection.commit()
                 assert prunable(store=url) == ()
 
-    @pytest.mark.parametrize("content", [None, "{}", "[", "[" * 200_000, '{"run_folder": "/elsewhere/done/00001.1"}'])
+    @pytest.mark.parametrize(
+        "content", [None, "{}", "[", "[" * 200_000, '{"run_folder": "/elsewhere/done/00001.1"}']
+    )
     def test_a_folder_that_no_driver_says_it_made_is_not_touched(
         self, folders: Path, tmp_path: Path, content: str | None
     ) -> None:
@@ -486,7 +621,9 @@ class TestPrune:
         rename("halted", "kept", store=url)
         found = delete("kept", store=url, preview=True)
         assert (found.folders, found.is_preview) == ((folders / "halted" / "00001.1",), True)
-        assert found.rows == 1 + 2 + 2 + 1 + 1 + 1, "campaign, trials, attempts, a measurement, its standing, an event"
+        assert found.rows == 1 + 2 + 2 + 1 + 1 + 1, (
+            "campaign, trials, attempts, a measurement, its standing, an event"
+        )
         assert delete("kept", store=url) == replace(found, is_preview=False)
         assert [campaign.name for campaign in campaigns(store=url)] == ["done"]
         assert content(url, "done") == before
@@ -500,7 +637,9 @@ class TestPrune:
         for number in (1, 2, 3):
             with closing(sqlite3.connect(here)) as connection, connection:
                 folder = a_run_folder(runs / f"0000{number}.1")
-                connection.execute("UPDATE attempts SET run_folder = ? WHERE id = ?", (str(folder), number))
+                connection.execute(
+                    "UPDATE attempts SET run_folder = ? WHERE id = ?", (str(folder), number)
+                )
         archive("kept", tmp_path / "first.jsonl", store=here)
         unarchive(tmp_path / "first.jsonl", store=there)
         assert prunable(store=there) == ()

@@ -22,16 +22,24 @@ RECIPES = {
 
 
 def adaptive_job(folder: Path, recipe: Recipe, **changes: float | None) -> Job:
-    settings: dict[str, float | None] = {"precision": 1e-9, "stop_after_s": 1e9, "best_step_time_s": None}
+    settings: dict[str, float | None] = {
+        "precision": 1e-9,
+        "stop_after_s": 1e9,
+        "best_step_time_s": None,
+    }
     adaptive = Adaptive(min_measured_steps=3, **(settings | changes))  # type: ignore[arg-type]
-    return small_job(folder, recipe=recipe, probe=Probe(warm_up_steps=1, measured_steps=8, adaptive=adaptive))
+    return small_job(
+        folder, recipe=recipe, probe=Probe(warm_up_steps=1, measured_steps=8, adaptive=adaptive)
+    )
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_all_ranks_end_at_the_step_that_rank_0_decides(name: str, tmp_path: Path) -> None:
-    """Every step is slower than a best that took no time; a rank that went on would wait for the others.
+    """Every step is slower than a best that took no time; a rank that went on would wait for the
+    others.
 
-    On a busy machine steps may vary so much that not even this is clear; then rank 0 gives up, which ends all as well.
+    On a busy machine steps may vary so much that not even this is clear; then rank 0 gives up,
+    which ends all as well.
     """
     if name == "deepspeed":
         pytest.importorskip("deepspeed")
@@ -52,7 +60,11 @@ def test_a_probe_ends_when_its_step_time_is_known(tmp_path: Path) -> None:
     """To within a factor that no machine's noise exceeds: the least number of steps is enough."""
     result = run_job(adaptive_job(tmp_path / "run", small_recipe(), precision=1e6))
     assert result["ended"] == "known"
-    assert (len(result["warm_up_times_s"]), len(result["step_times_s"]), len(result["losses"])) == (1, 3, 4)
+    assert (len(result["warm_up_times_s"]), len(result["step_times_s"]), len(result["losses"])) == (
+        1,
+        3,
+        4,
+    )
 
 
 def test_a_probe_that_could_never_be_sure_gives_up(tmp_path: Path) -> None:

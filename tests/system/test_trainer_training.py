@@ -26,7 +26,12 @@ from support.trainer_runs import (
 
 FORMS = {
     "one-rank": {},
-    "tp2-sp-dp2-zero3": {"tensor_parallel": 2, "sequence_parallel": True, "data_parallel": 2, "sharding": (2, 2, 2)},
+    "tp2-sp-dp2-zero3": {
+        "tensor_parallel": 2,
+        "sequence_parallel": True,
+        "data_parallel": 2,
+        "sharding": (2, 2, 2),
+    },
     "pp2-interleaved-dp2-zero2": {
         "pipeline_parallel": 2,
         "schedule": "interleaved-1f1b",
@@ -36,7 +41,12 @@ FORMS = {
         "micro_batch_seqs": 1,
     },
     "dp4-levels": {"data_parallel": 4, "sharding": (2, 2, 4), "micro_batch_seqs": 1},
-    "tp2-dp4-levels": {"tensor_parallel": 2, "data_parallel": 4, "sharding": (1, 2, 4), "micro_batch_seqs": 1},
+    "tp2-dp4-levels": {
+        "tensor_parallel": 2,
+        "data_parallel": 4,
+        "sharding": (1, 2, 4),
+        "micro_batch_seqs": 1,
+    },
     "pp2-1f1b-cp2-zero3": {
         "pipeline_parallel": 2,
         "schedule": "1f1b",
@@ -44,7 +54,12 @@ FORMS = {
         "sharding": (2, 2, 2),
         "micro_batch_seqs": 2,
     },
-    "pp2-zbv": {"pipeline_parallel": 2, "schedule": "zbv", "virtual_stages": 2, "micro_batch_seqs": 1},
+    "pp2-zbv": {
+        "pipeline_parallel": 2,
+        "schedule": "zbv",
+        "virtual_stages": 2,
+        "micro_batch_seqs": 1,
+    },
 }
 
 # The faster form gets more steps, so that a kill comes well before the end.
@@ -60,7 +75,9 @@ Finished = Callable[..., Job]
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """The job of a form that has trained to its end, once for all tests; they only read what it left."""
+    """The job of a form that has trained to its end, once for all tests; they only read what it
+    left.
+    """
 
     @cache
     def trained(form: str, *, steps: int = 8) -> Job:
@@ -88,7 +105,9 @@ def _checkpoints(job: Job) -> list[str]:
 
 
 def _kill_a_rank_after(job: Job, step: int) -> None:
-    """Start the job and SIGKILL its rank 0 once it has logged `step`; the others are killed by their parent."""
+    """Start the job and SIGKILL its rank 0 once it has logged `step`; the others are killed by
+    their parent.
+    """
     warm_parent().start(job)
     deadline = time.monotonic() + 60
     while step not in logged_losses(job):
@@ -104,9 +123,14 @@ def _pid_of_rank_0(job: Job) -> int:
 
 @pytest.mark.parametrize(
     "form",
-    [pytest.param(form, marks=[pytest.mark.system] if "cp2" in form else []) for form in STEPS_TO_KILL_IN],
+    [
+        pytest.param(form, marks=[pytest.mark.system] if "cp2" in form else [])
+        for form in STEPS_TO_KILL_IN
+    ],
 )
-def test_a_killed_run_goes_on_as_if_it_never_was(form: str, finished: Finished, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_as_if_it_never_was(
+    form: str, finished: Finished, tmp_path: Path
+) -> None:
     steps = STEPS_TO_KILL_IN[form]
     whole = finished(form, steps=steps)
     killed = _training_job(tmp_path / "killed", FORMS[form], steps=steps)
@@ -118,7 +142,9 @@ def test_a_killed_run_goes_on_as_if_it_never_was(form: str, finished: Finished, 
     assert 4 <= result["resumed_step"] < steps
     assert logged_losses(killed) == logged_losses(whole)
     assert [row["loss"] for row in _metrics(killed)] == [row["loss"] for row in _metrics(whole)]
-    assert [row["evaluation_loss"] for row in _metrics(killed)] == [row["evaluation_loss"] for row in _metrics(whole)]
+    assert [row["evaluation_loss"] for row in _metrics(killed)] == [
+        row["evaluation_loss"] for row in _metrics(whole)
+    ]
 
 
 @pytest.mark.parametrize("form", [name for name in FORMS if name != "one-rank"])
@@ -128,10 +154,14 @@ def test_training_is_the_same_under_every_form(form: str, finished: Finished) ->
     expected, actual = read_result(alone), read_result(spread)
 
     assert logged_losses(spread) == pytest.approx(logged_losses(alone), abs=1e-5)
-    norms = [[row["gradient_norm"] for row in _as_numbers(_metrics(job))] for job in (spread, alone)]
+    norms = [
+        [row["gradient_norm"] for row in _as_numbers(_metrics(job))] for job in (spread, alone)
+    ]
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
     assert [step for step, _ in actual["evaluation_losses"]] == sorted({4, 8, steps})
-    assert dict(actual["evaluation_losses"]) == pytest.approx(dict(expected["evaluation_losses"]), abs=1e-5)
+    assert dict(actual["evaluation_losses"]) == pytest.approx(
+        dict(expected["evaluation_losses"]), abs=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,8 +173,12 @@ def test_training_is_the_same_under_every_form(form: str, finished: Finished) ->
         ("pp2-1f1b-cp2-zero3", "one-rank"),
     ],
 )
-def test_a_checkpoint_loads_under_another_form(first: str, second: str, finished: Finished, tmp_path: Path) -> None:
-    """Other ranks go on from where the first stopped, with their weights, optimizer states and data."""
+def test_a_checkpoint_loads_under_another_form(
+    first: str, second: str, finished: Finished, tmp_path: Path
+) -> None:
+    """Other ranks go on from where the first stopped, with their weights, optimizer states and
+    data.
+    """
     moved = _training_job(tmp_path / "moved", FORMS[first], checkpoint_every_steps=4)
     run_job(moved)
     shutil.rmtree(Path(moved.run_folder) / "checkpoints" / "step-00000008")

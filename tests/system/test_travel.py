@@ -1,4 +1,6 @@
-"""Recipes and campaigns leave frontrunner: recipe files train elsewhere, studies fill up, scripts run."""
+"""Recipes and campaigns leave frontrunner: recipe files train elsewhere, studies fill up, scripts
+run.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "s.db"
 
 
-def test_a_campaign_becomes_a_study_once_and_optuna_s_plots_work_on_it(campaign: Path, tmp_path: Path) -> None:
+def test_a_campaign_becomes_a_study_once_and_optuna_s_plots_work_on_it(
+    campaign: Path, tmp_path: Path
+) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
     table = frontrunner.dataframe("small", store=str(campaign))
     first = frontrunner.mirror("small", storage=storage, store=str(campaign))
@@ -86,7 +90,9 @@ def test_a_campaign_becomes_a_study_once_and_optuna_s_plots_work_on_it(campaign:
     assert study.direction == optuna.study.StudyDirection.MAXIMIZE
     for trial, (_, row) in zip(study.trials, table.iterrows(), strict=True):
         measured = row["state"] == "measured"
-        assert trial.state == (optuna.trial.TrialState.COMPLETE if measured else optuna.trial.TrialState.FAIL)
+        assert trial.state == (
+            optuna.trial.TrialState.COMPLETE if measured else optuna.trial.TrialState.FAIL
+        )
         assert trial.user_attrs["recipe_id"] == row["recipe_id"]
         assert trial.values == ([row["tokens_per_s"]] if measured else None)
         assert measured or trial.user_attrs["failure_kind"] == row["failure_kind"]
@@ -97,24 +103,41 @@ def test_a_campaign_becomes_a_study_once_and_optuna_s_plots_work_on_it(campaign:
     assert {trial.state.name for trial in study.trials} == {"COMPLETE", "FAIL"}
     assert study.best_value == table["tokens_per_s"].max()
     assert study.user_attrs["figures"] == "simulated"
-    assert set(study.trials[0].params) == {"tensor_parallel", "micro_batch_seqs", "sharding", "recompute"}
+    assert set(study.trials[0].params) == {
+        "tensor_parallel",
+        "micro_batch_seqs",
+        "sharding",
+        "recompute",
+    }
 
 
 def test_the_best_of_a_study_is_the_campaign_s_with_repeats_pooled(tmp_path: Path) -> None:
-    """The first clean measurement of one recipe is the fastest of all; measured again, it is the slower of the two."""
+    """The first clean measurement of one recipe is the fastest of all; measured again, it is the
+    slower of the two.
+    """
     url, storage = str(tmp_path / "s.db"), f"sqlite:///{tmp_path}/study.db"
     with open_store(url, create=True) as store:
         spec = spec_of(tiny())
         steady, lucky, frail = spec.survey().recipes[:3]
-        campaign = store.create_campaign(name="tiny", spec_json=dump_json(spec), legal_recipes=2, problem_summary={})
+        campaign = store.create_campaign(
+            name="tiny", spec_json=dump_json(spec), legal_recipes=2, problem_summary={}
+        )
         writer = store.drive(store.acquire_lease(campaign.id, host="h", pid=1))
-        slow = writer.start_attempt(writer.propose(recipe_id(spec.problem, lucky), lucky), run_folder="")
+        slow = writer.start_attempt(
+            writer.propose(recipe_id(spec.problem, lucky), lucky), run_folder=""
+        )
         load = Telemetry(foreign_share=(0.5,), foreign_processes=("make (7)",), foreign_limit=0.1)
         writer.finish_attempt(slow, replace(measurement((5.0,), 1_000), telemetry=load), retry=True)
         full = Failure(kind=FailureKind.OUT_OF_MEMORY, message="no")
         measurements = [measurement((seconds,), 1_000) for seconds in (0.8, 1.0, 9.0, 0.1)]
-        for recipe, outcome in zip((lucky, steady, lucky, frail, frail), (*measurements, full), strict=True):
-            known = {trial.recipe: trial for trial in store.trials(campaign.id) if trial.state is TrialState.MEASURED}
+        for recipe, outcome in zip(
+            (lucky, steady, lucky, frail, frail), (*measurements, full), strict=True
+        ):
+            known = {
+                trial.recipe: trial
+                for trial in store.trials(campaign.id)
+                if trial.state is TrialState.MEASURED
+            }
             trial = known.get(recipe) or writer.propose(recipe_id(spec.problem, recipe), recipe)
             if recipe in known:
                 writer.repeat(trial)
@@ -130,8 +153,14 @@ def test_the_best_of_a_study_is_the_campaign_s_with_repeats_pooled(tmp_path: Pat
         "measurements": 1,
     }
     assert study.best_trial.user_attrs["recipe_id"] != first.recipe_id
-    assert study.best_trial.user_attrs["step_time_s_median"] == 0.8, "not of the attempt that others disturbed"
-    failed = [trial.user_attrs["recipe"] for trial in study.trials if trial.state is optuna.trial.TrialState.FAIL]
+    assert study.best_trial.user_attrs["step_time_s_median"] == 0.8, (
+        "not of the attempt that others disturbed"
+    )
+    failed = [
+        trial.user_attrs["recipe"]
+        for trial in study.trials
+        if trial.state is optuna.trial.TrialState.FAIL
+    ]
     assert failed == [frail.describe()], "it was measured, and failed when it was measured again"
 
 
@@ -149,7 +178,9 @@ def test_a_study_that_is_not_the_campaign_s_is_left_alone(campaign: Path, tmp_pa
         assert "secret" not in found.value.message
 
 
-def test_an_export_names_where_it_comes_from_and_is_read_back(campaign: Path, tmp_path: Path) -> None:
+def test_an_export_names_where_it_comes_from_and_is_read_back(
+    campaign: Path, tmp_path: Path
+) -> None:
     best = frontrunner.best("small", top=1, store=str(campaign))[0]
     text = frontrunner.export(best.recipe_id[:6], to="nemo", store=str(campaign))
     assert text.startswith(f"# frontrunner recipe {best.recipe_id}: {best.recipe.describe()}\n")
@@ -157,14 +188,21 @@ def test_an_export_names_where_it_comes_from_and_is_read_back(campaign: Path, tm
     assert f"{best.standing.tokens_per_s:,.0f} tokens/s" in text
     (tmp_path / "nemo.yaml").write_text(text)
     (tmp_path / "small.toml").write_text(CAMPAIGN)
-    back = frontrunner.import_config(tmp_path / "nemo.yaml", tool="nemo", campaign=tmp_path / "small.toml")
+    back = frontrunner.import_config(
+        tmp_path / "nemo.yaml", tool="nemo", campaign=tmp_path / "small.toml"
+    )
     assert (back.recipe_id, back.illegal) == (best.recipe_id, None)
-    (tmp_path / "r.json").write_text(frontrunner.export(best.recipe_id, to="recipe", store=str(campaign)))
+    (tmp_path / "r.json").write_text(
+        frontrunner.export(best.recipe_id, to="recipe", store=str(campaign))
+    )
     file = read(tmp_path / "r.json")
     assert file.recipe == best.recipe
     assert file.measured is not None
     assert file.measured.tokens_per_s == best.standing.tokens_per_s
-    lines, from_file = text.splitlines(), frontrunner.export(str(tmp_path / "r.json"), to="nemo").splitlines()
+    lines, from_file = (
+        text.splitlines(),
+        frontrunner.export(str(tmp_path / "r.json"), to="nemo").splitlines(),
+    )
     assert [line for line in from_file if "# written" not in line] == [
         line for line in lines if "# written" not in line
     ]
@@ -201,10 +239,20 @@ def recipe_file(cluster: Cluster, folder: Path, measured: Measured | None = None
     return path
 
 
-def test_a_recipe_file_is_a_plan_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_file_is_a_plan_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     path = recipe_file(
-        Cluster(name="c", device="d", backend="cpu", nodes=2, devices_per_node=1, memory_gib_per_device=1.0), tmp_path
+        Cluster(
+            name="c",
+            device="d",
+            backend="cpu",
+            nodes=2,
+            devices_per_node=1,
+            memory_gib_per_device=1.0,
+        ),
+        tmp_path,
     )
     launched = ReplaySettings(steps=2, folder=tmp_path / "run", launched=True)
     plan = frontrunner.plan_replay(str(path), launched, anyway=True)
@@ -218,14 +266,24 @@ def test_a_recipe_file_is_a_plan_of_its_own(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("measured", "headed", "refused"),
     [
-        (figures(trainer="command"), "by another trainer (evaluator command)", "was run by another trainer"),
-        (figures(figures="imported"), "from a table of others' training", "is of an imported table"),
+        (
+            figures(trainer="command"),
+            "by another trainer (evaluator command)",
+            "was run by another trainer",
+        ),
+        (
+            figures(figures="imported"),
+            "from a table of others' training",
+            "is of an imported table",
+        ),
     ],
 )
 def test_what_our_trainer_did_not_measure_is_headed_so_and_not_replayed(
     measured: Measured, headed: str, refused: str, tmp_path: Path
 ) -> None:
-    machine = Cluster(name="c", device="d", backend="cpu", nodes=1, devices_per_node=2, memory_gib_per_device=1.0)
+    machine = Cluster(
+        name="c", device="d", backend="cpu", nodes=1, devices_per_node=2, memory_gib_per_device=1.0
+    )
     path = str(recipe_file(machine, tmp_path, measured))
     assert f"in campaign theirs, {headed}: 640 tokens/s" in frontrunner.export(path, to="deepspeed")
     with pytest.raises(InvalidInput, match=refused):
@@ -235,7 +293,9 @@ def test_what_our_trainer_did_not_measure_is_headed_so_and_not_replayed(
 
 
 def test_a_pbs_script_works_where_it_was_submitted(tmp_path: Path) -> None:
-    machine = Cluster(name="c", device="d", backend="cpu", nodes=2, devices_per_node=1, memory_gib_per_device=1.0)
+    machine = Cluster(
+        name="c", device="d", backend="cpu", nodes=2, devices_per_node=1, memory_gib_per_device=1.0
+    )
     script = frontrunner.export(str(recipe_file(machine, tmp_path)), to="pbs")
     head, rest, _ = script.partition("export PYTHONSAFEPATH")
     assert rest
@@ -243,7 +303,9 @@ def test_a_pbs_script_works_where_it_was_submitted(tmp_path: Path) -> None:
     home.mkdir()
     submitted.mkdir()
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PBS_O_WORKDIR": str(submitted)}
-    lost = subprocess.run(["bash"], input=head, text=True, check=False, cwd=home, env=environment, capture_output=True)
+    lost = subprocess.run(
+        ["bash"], input=head, text=True, check=False, cwd=home, env=environment, capture_output=True
+    )
     assert lost.returncode == 2
     assert "SCRIPT=" in lost.stderr
     (submitted / "mine.sh").write_text(script)
@@ -254,7 +316,9 @@ def test_a_pbs_script_works_where_it_was_submitted(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_a_recipe_file_trains_without_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_file_trains_without_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     here = parse_cluster({"preset": "this-machine", "devices_per_node": 2})
     if here.backend != "cpu":
@@ -266,11 +330,19 @@ def test_a_recipe_file_trains_without_a_store(tmp_path: Path, monkeypatch: pytes
     assert result.measured_tokens_per_s is None
     job = json.loads((tmp_path / "run" / "job.json").read_text())
     assert (job["optimizer"]["name"], job["seed"]) == ("sgd", 1)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["frontrunner-runs", "recipe.json", "run"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        "frontrunner-runs",
+        "recipe.json",
+        "run",
+    ]
 
 
-@pytest.mark.parametrize(("scheduler", "nodes"), [("slurm", "#SBATCH --nodes=2"), ("pbs", "#PBS -l select=2:ngpus=4")])
-def test_a_batch_script_is_bash_with_the_recipe_s_counts(campaign: Path, scheduler: str, nodes: str) -> None:
+@pytest.mark.parametrize(
+    ("scheduler", "nodes"), [("slurm", "#SBATCH --nodes=2"), ("pbs", "#PBS -l select=2:ngpus=4")]
+)
+def test_a_batch_script_is_bash_with_the_recipe_s_counts(
+    campaign: Path, scheduler: str, nodes: str
+) -> None:
     best = frontrunner.best("small", top=1, store=str(campaign))[0]
     script = frontrunner.export(best.recipe_id, to=scheduler, store=str(campaign))
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
@@ -279,9 +351,15 @@ def test_a_batch_script_is_bash_with_the_recipe_s_counts(campaign: Path, schedul
 
 
 def test_the_pods_of_a_job_set_train_and_go_on_after_one_was_killed(tmp_path: Path) -> None:
-    """What the pods of a manifest run, as two processes that share a folder, as pods share their volume."""
-    machine = Cluster(name="c", device="d", backend="cpu", nodes=2, devices_per_node=1, memory_gib_per_device=1.0)
-    found = list(yaml.safe_load_all(frontrunner.export(str(recipe_file(machine, tmp_path)), to="kubernetes")))
+    """What the pods of a manifest run, as two processes that share a folder, as pods share their
+    volume.
+    """
+    machine = Cluster(
+        name="c", device="d", backend="cpu", nodes=2, devices_per_node=1, memory_gib_per_device=1.0
+    )
+    found = list(
+        yaml.safe_load_all(frontrunner.export(str(recipe_file(machine, tmp_path)), to="kubernetes"))
+    )
     text = {document["kind"]: document for document in found}["ConfigMap"]["data"]["train.sh"]
     volume = tmp_path / "volume"
     with socket.socket() as held:
@@ -314,7 +392,9 @@ def test_the_pods_of_a_job_set_train_and_go_on_after_one_was_killed(tmp_path: Pa
         ]
 
     def end(pods: list[subprocess.Popen[bytes]]) -> None:
-        """Kill all processes of the pods, as a node that dies: torchrun's ranks are in sessions of their own."""
+        """Kill all processes of the pods, as a node that dies: torchrun's ranks are in sessions of
+        their own.
+        """
         running = [psutil.Process(pod.pid) for pod in pods if pod.poll() is None]
         ranks = [one for pod in running for one in pod.children(recursive=True)]
         for one in [*running, *ranks]:

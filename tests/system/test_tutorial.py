@@ -43,19 +43,29 @@ def test_each_command_of_the_tutorial_works_in_its_place(tmp_path: Path) -> None
             recipe = json.loads(best.stdout)[0]["recipe_id"]
         program, *arguments = shlex.split(line)
         assert program == "frontrunner"
-        done = frontrunner(*[recipe if word == "RECIPE" else word for word in arguments], cwd=tmp_path, timeout_s=900)
+        done = frontrunner(
+            *[recipe if word == "RECIPE" else word for word in arguments],
+            cwd=tmp_path,
+            timeout_s=900,
+        )
         assert done.returncode == 0, f"{line}\n{done.stderr}"
         if arguments[0] == "space":
             (legal,) = re.findall(r"`space` counts (\d+) legal recipes", TUTORIAL)
             assert f"{legal} legal recipes" in done.stdout
     names = {path.name for path in tmp_path.iterdir()}
     assert {"first.html", "winner.json", "winner.torchtitan.sh", "mine.toml"} <= names
-    assert "6 of 10 probes" not in frontrunner("budget", cwd=tmp_path).stdout, "resume has used what was added"
+    assert "6 of 10 probes" not in frontrunner("budget", cwd=tmp_path).stdout, (
+        "resume has used what was added"
+    )
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl, which stands for a browser")
+@pytest.mark.skipif(
+    shutil.which("curl") is None, reason="there is no curl, which stands for a browser"
+)
 @pytest.mark.timeout(900)
-def test_a_stranger_s_first_hour_ends_with_the_exported_winner_of_a_model_of_one_s_own(tmp_path: Path) -> None:
+def test_a_stranger_s_first_hour_ends_with_the_exported_winner_of_a_model_of_one_s_own(
+    tmp_path: Path,
+) -> None:
     text = FIRST_HOUR.read_text(encoding="utf-8")
     installing = re.findall(r"git clone|-m venv|pip install", text)
     following = re.findall(r"^[^#\n]*?\b(frontrunner|curl) ", text, re.MULTILINE)

@@ -1,4 +1,6 @@
-"""Advice: what fits is worked out by hand, the choice is the plainest that is fast, and its commands lead to it."""
+"""Advice: what fits is worked out by hand, the choice is the plainest that is fast, and its
+commands lead to it.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,23 @@ from support.analytic import A100, GPT_22B, PROBLEM, recipe
 from support.campaigns import tiny, write_toml
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SMALL = replace(GPT_22B, name="small", layers=12, hidden=768, heads=12, kv_heads=12, ffn_hidden=3072, attention="flash")
+SMALL = replace(
+    GPT_22B,
+    name="small",
+    layers=12,
+    hidden=768,
+    heads=12,
+    kv_heads=12,
+    ffn_hidden=3072,
+    attention="flash",
+)
 
 
 def words_of(advice: Advice) -> str:
-    return "\n".join(f"{answer.question} {answer.answer} {' '.join(answer.sentences)}" for answer in answers(advice))
+    return "\n".join(
+        f"{answer.question} {answer.answer} {' '.join(answer.sentences)}"
+        for answer in answers(advice)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +63,9 @@ def large() -> Advice:
 
 
 def test_a_large_model_does_not_fit_on_one_device_by_its_states_alone(large: Advice) -> None:
-    """18 bytes a parameter: 2 + 4 for a gradient + 8 for AdamW + 4 for the fp32 copy (arXiv 1910.02054, section 3)."""
+    """18 bytes a parameter: 2 + 4 for a gradient + 8 for AdamW + 4 for the fp32 copy (arXiv
+    1910.02054, section 3).
+    """
     copy = large.one_copy
     assert copy is not None
     parameters = 48 * 12 * 6144**2 + 51200 * 6144
@@ -91,12 +107,23 @@ def test_a_small_model_fits_and_is_trained_by_plain_copies() -> None:
 def form(name: str, tokens_per_s: float, fit: str = "fits") -> ParallelLayout:
     base = replace(estimate_many([recipe()], PROBLEM)[0], fit=fit)
     return ParallelLayout(
-        name=name, devices=64, legal=1, estimate=base, choices={}, reason=None, about="", _tokens_per_s=tokens_per_s
+        name=name,
+        devices=64,
+        legal=1,
+        estimate=base,
+        choices={},
+        reason=None,
+        about="",
+        _tokens_per_s=tokens_per_s,
     )
 
 
 def test_a_plainer_form_is_kept_unless_another_is_faster_by_more_than_a_twentieth() -> None:
-    plain, sharded, three_d = form("plain", 200.0, "does not fit"), form("sharded", 100.0), form("3D", 105.0)
+    plain, sharded, three_d = (
+        form("plain", 200.0, "does not fit"),
+        form("sharded", 100.0),
+        form("3D", 105.0),
+    )
 
     assert choose((plain, sharded, three_d)) is sharded
     assert choose((plain, sharded, form("3D", 105.1))) is not sharded
@@ -141,7 +168,9 @@ def test_tiling_is_the_advised_recipe_in_pieces() -> None:
 
 def test_where_nothing_fits_it_says_how_much_would() -> None:
     """22B needs 18 bytes for each of 22.1e9 parameters: 370 GiB, 74 devices of 5 GiB, ten nodes."""
-    found = advise(Space(), replace(PROBLEM, cluster=replace(A100, nodes=1, memory_gib_per_device=5)))
+    found = advise(
+        Space(), replace(PROBLEM, cluster=replace(A100, nodes=1, memory_gib_per_device=5))
+    )
     said = words_of(found)
     assert (found.chosen, found.one_node) == (None, ())
     assert "alone fill 74 such devices, 10 nodes" in said
@@ -156,27 +185,41 @@ def test_a_batch_that_no_replica_can_share_is_the_reason() -> None:
     assert "micro-batch 1 x 64 replicas does not divide global batch 24" in str(plain.reason)
 
 
-def test_a_narrow_terminal_shows_the_reason_too(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_a_narrow_terminal_shows_the_reason_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    print_advice(advise(Space(), replace(PROBLEM, global_batch=GlobalBatch(minimum=24, maximum=24))))
+    print_advice(
+        advise(Space(), replace(PROBLEM, global_batch=GlobalBatch(minimum=24, maximum=24)))
+    )
     found = " ".join(capsys.readouterr().out.split())
-    assert "tiled ZeRO-3; offloaded ZeRO-3: nothing is legal: micro-batch 1 x 64 replicas does not divide" in found
+    assert (
+        "tiled ZeRO-3; offloaded ZeRO-3: nothing is legal: micro-batch 1 x 64 replicas does not"
+        " divide" in found
+    )
 
 
 @pytest.mark.parametrize(
-    ("batch", "devices", "chosen"), [((64, 64), 128, 64), ((10, 100), 64, 64), ((10, 50), 64, 50), ((70, 100), 64, 100)]
+    ("batch", "devices", "chosen"),
+    [((64, 64), 128, 64), ((10, 100), 64, 64), ((10, 50), 64, 50), ((70, 100), 64, 100)],
 )
-def test_of_a_range_of_batches_the_largest_even_one_is_taken(batch: tuple[int, int], devices: int, chosen: int) -> None:
+def test_of_a_range_of_batches_the_largest_even_one_is_taken(
+    batch: tuple[int, int], devices: int, chosen: int
+) -> None:
     found = one_batch(GlobalBatch(minimum=batch[0], maximum=batch[1]), devices)
     assert found == GlobalBatch(minimum=chosen, maximum=chosen)
 
 
 def test_divisors() -> None:
     for number in (1, 2, 12, 49, 97, 1024, 999_999):
-        assert list(divisors(number)) == [part for part in range(1, number + 1) if number % part == 0]
+        assert list(divisors(number)) == [
+            part for part in range(1, number + 1) if number % part == 0
+        ]
 
 
-def test_the_command_answers_people_and_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_answers_people_and_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = str(write_toml(tmp_path / "tiny.toml", tiny()))
     command(["advise", file], standalone_mode=False)
     text = capsys.readouterr().out
@@ -192,7 +235,9 @@ def test_the_command_answers_people_and_programs(tmp_path: Path, capsys: pytest.
     assert all(line in text for line in answer["commands"])
 
 
-def test_nothing_that_fits_has_its_own_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_that_fits_has_its_own_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = write_toml(tmp_path / "tiny.toml", tiny(cluster={"memory_gib_per_device": 0.01}))
     with pytest.raises(NothingLegal, match="no parallel layout is estimated to fit"):
         command(["advise", str(file)], standalone_mode=False)
@@ -200,7 +245,9 @@ def test_nothing_that_fits_has_its_own_exit_code(tmp_path: Path, capsys: pytest.
 
 
 def test_one_device_is_a_cluster_too() -> None:
-    alone: Problem = replace(PROBLEM, model=SMALL, cluster=replace(A100, nodes=1, devices_per_node=1))
+    alone: Problem = replace(
+        PROBLEM, model=SMALL, cluster=replace(A100, nodes=1, devices_per_node=1)
+    )
     found = advise(Space(), alone)
     assert found.chosen is not None
     assert found.chosen.name == ONE_COPY

@@ -16,7 +16,14 @@ from frontrunner.evaluators.analytic.memory import (
     memory_of_ranks,
     peak_memory,
 )
-from frontrunner.evaluators.analytic.software import ALEPH_ALPHA, CODES, FRONTRUNNER, MEGATRON_GPT, UNKNOWN, Software
+from frontrunner.evaluators.analytic.software import (
+    ALEPH_ALPHA,
+    CODES,
+    FRONTRUNNER,
+    MEGATRON_GPT,
+    UNKNOWN,
+    Software,
+)
 from frontrunner.evaluators.analytic.workload import Workload, stage_layers
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
@@ -25,10 +32,15 @@ from support.analytic import GPT_22B, PROBLEM, machine, recipe, work
 
 @pytest.mark.parametrize(("sequence_parallel", "outside"), [(False, 10.0), (True, 10.0 / 8)])
 def test_a_layer_keeps_what_korthikanti_counts(sequence_parallel: bool, outside: float) -> None:
-    """arXiv 2205.05198, table 2, without sequence parallelism s b h (10 + 24 / t + 5 a s / (h t)); with it all / t."""
+    """arXiv 2205.05198, table 2, without sequence parallelism s b h (10 + 24 / t + 5 a s / (h t));
+    with it all / t.
+    """
     model, batch, length = GPT_22B, 4, PROBLEM.sequence_length
 
-    told = peak_memory(machine(), work(recipe(sequence_parallel=sequence_parallel))).activations[0] / model.layers
+    told = (
+        peak_memory(machine(), work(recipe(sequence_parallel=sequence_parallel))).activations[0]
+        / model.layers
+    )
 
     inside = (24 + 5 * model.heads * length / model.hidden) / 8
     assert told == pytest.approx(length * batch * model.hidden * (outside + inside))
@@ -45,14 +57,22 @@ def test_full_recompute_keeps_a_layers_input() -> None:
     [("none", 16.0), ("zero-1", 4 + 12 / 64), ("zero-2", 2 + 14 / 64), ("zero-3", 16 / 64)],
 )
 def test_states_shrink_as_zero_says(name: str, bytes_per_parameter: float) -> None:
-    """arXiv 1910.02054, figure 1, with K = 12: parameters and gradients in 16 bits, 12 bytes of optimizer states."""
-    plan = recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, sharding=Sharding.named(name, 64))
+    """arXiv 1910.02054, figure 1, with K = 12: parameters and gradients in 16 bits, 12 bytes of
+    optimizer states.
+    """
+    plan = recipe(
+        tensor_parallel=1, micro_batch_seqs=1, accumulation=1, sharding=Sharding.named(name, 64)
+    )
 
     told = peak_memory(machine(), work(plan))
 
     model = GPT_22B
     norms = 2 * model.layers * model.hidden
-    parameters = model.layers * model.matmul_parameters_per_layer + model.padded_vocabulary * model.hidden + norms
+    parameters = (
+        model.layers * model.matmul_parameters_per_layer
+        + model.padded_vocabulary * model.hidden
+        + norms
+    )
     states = (told.parameters + told.gradients + told.optimizer)[0]
     assert states == pytest.approx(bytes_per_parameter * parameters, rel=1e-6)
 
@@ -63,7 +83,9 @@ def test_the_first_rank_of_a_pipeline_holds_a_micro_batch_for_each_rank() -> Non
         recipe(**shared, accumulation=32, schedule=schedule, virtual_stages=stages)
         for schedule, stages in (("1f1b", 1), ("gpipe", 1), ("interleaved-1f1b", 3))
     )
-    one = peak_memory(machine(), work(recipe(tensor_parallel=8, devices=8, micro_batch_seqs=1, accumulation=32)))
+    one = peak_memory(
+        machine(), work(recipe(tensor_parallel=8, devices=8, micro_batch_seqs=1, accumulation=32))
+    )
 
     told = peak_memory(machine(), work(plain, all_kept, looped)).activations / one.activations
 
@@ -73,9 +95,13 @@ def test_the_first_rank_of_a_pipeline_holds_a_micro_batch_for_each_rank() -> Non
 
 
 def test_the_answer_is_the_fullest_rank() -> None:
-    """With a large vocabulary and one micro-batch in flight the last rank, which holds the logits, is fullest."""
+    """With a large vocabulary and one micro-batch in flight the last rank, which holds the logits,
+    is fullest.
+    """
     wide = replace(PROBLEM, model=replace(GPT_22B, vocabulary=512_000, tied_embeddings=False))
-    plan = recipe(pipeline_parallel=2, micro_batch_seqs=8, accumulation=2, schedule="1f1b", recompute="full")
+    plan = recipe(
+        pipeline_parallel=2, micro_batch_seqs=8, accumulation=2, schedule="1f1b", recompute="full"
+    )
 
     narrow, told = (peak_memory(machine(), work(plan, problem=p)) for p in (PROBLEM, wide))
 
@@ -85,15 +111,23 @@ def test_the_answer_is_the_fullest_rank() -> None:
 
 
 def test_a_pipeline_that_keeps_outputs_holds_those_of_all_micro_batches() -> None:
-    """Logits in 16 bits of the last rank, and the other ranks' of micro-batches that are not in flight."""
-    plan = recipe(pipeline_parallel=2, micro_batch_seqs=1, accumulation=32, schedule="1f1b", recompute="full")
+    """Logits in 16 bits of the last rank, and the other ranks' of micro-batches that are not in
+    flight.
+    """
+    plan = recipe(
+        pipeline_parallel=2, micro_batch_seqs=1, accumulation=32, schedule="1f1b", recompute="full"
+    )
     wide = replace(PROBLEM, model=replace(GPT_22B, vocabulary=512_000, tied_embeddings=False))
     codes = (FRONTRUNNER, replace(FRONTRUNNER, keeps_outputs=True))
     ranks = [memory_of_ranks(machine(software=code), work(plan, problem=wide)) for code in codes]
-    first, _, last = (more.activations[0] - one.activations[0] for one, more in zip(*ranks, strict=True))
+    first, _, last = (
+        more.activations[0] - one.activations[0] for one, more in zip(*ranks, strict=True)
+    )
     assert last == pytest.approx(2 * 32 * 2048 * 512_000 / 8)
     assert first == pytest.approx((32 - 2) * 2048 * 6144 * 2)
-    alone = [memory_of_ranks(machine(software=code), work(recipe(accumulation=32)))[0] for code in codes]
+    alone = [
+        memory_of_ranks(machine(software=code), work(recipe(accumulation=32)))[0] for code in codes
+    ]
     assert alone[0].total == alone[1].total
 
 
@@ -104,17 +138,29 @@ def test_a_pipeline_that_keeps_outputs_holds_those_of_all_micro_batches() -> Non
 def test_torch_s_pipelines_have_a_buffer_for_all_that_each_stage_receives(
     schedule: str, stages: int, first: float, last: float
 ) -> None:
-    """By hand: of 16 micro-batches the gradients, and the activations but of those in flight, which layers keep."""
-    shape = {"tensor_parallel": 1, "pipeline_parallel": 2, "micro_batch_seqs": 1, "accumulation": 16}
+    """By hand: of 16 micro-batches the gradients, and the activations but of those in flight, which
+    layers keep.
+    """
+    shape = {
+        "tensor_parallel": 1,
+        "pipeline_parallel": 2,
+        "micro_batch_seqs": 1,
+        "accumulation": 16,
+    }
     plan = recipe(**shape, schedule=schedule, virtual_stages=stages)
     codes = (FRONTRUNNER, replace(FRONTRUNNER, receives_apart=False))
     ranks = [memory_of_ranks(machine(software=code), work(plan)) for code in codes]
-    found = [(one.activations - other.activations)[0] / (2048 * 6144 * 2) for one, other in zip(*ranks, strict=True)]
+    found = [
+        (one.activations - other.activations)[0] / (2048 * 6144 * 2)
+        for one, other in zip(*ranks, strict=True)
+    ]
     assert (found[0], found[2]) == pytest.approx((first, last))
 
 
 def test_pieces_of_the_loss_share_their_logits() -> None:
-    whole, pieces = (peak_memory(machine(), work(recipe(loss_chunks=chunks))).logits[0] for chunks in (1, 4))
+    whole, pieces = (
+        peak_memory(machine(), work(recipe(loss_chunks=chunks))).logits[0] for chunks in (1, 4)
+    )
 
     assert pieces == pytest.approx(whole / 4)
 
@@ -130,8 +176,16 @@ def test_selective_recompute_lies_between_none_and_full() -> None:
 
 @pytest.mark.parametrize(("compiled", "values"), [(False, 31_744), (True, 27_648)])
 def test_torchtitan_keeps_every_second_product_of_a_layer(*, compiled: bool, values: int) -> None:
-    """Llama 3.1 8B by hand: input, queries, values, attention, the gate's first product; eager, the last one's too."""
-    shape = {"hidden": 4096.0, "q_hidden": 4096.0, "kv_hidden": 1024.0, "ffn_hidden": 14336.0, "ffn_matrices": 3.0}
+    """Llama 3.1 8B by hand: input, queries, values, attention, the gate's first product; eager, the
+    last one's too.
+    """
+    shape = {
+        "hidden": 4096.0,
+        "q_hidden": 4096.0,
+        "kv_hidden": 1024.0,
+        "ffn_hidden": 14336.0,
+        "ffn_matrices": 3.0,
+    }
     plan = recipe(recompute="selective", compile=compiled, tensor_parallel=1, micro_batch_seqs=1)
     rows = work(plan, **shape, fused_attention=True)
     told = peak_memory(machine(software=CODES["torchtitan"]), rows).activations[0]
@@ -141,15 +195,20 @@ def test_torchtitan_keeps_every_second_product_of_a_layer(*, compiled: bool, val
 def test_a_loss_that_is_not_compiled_holds_wide_logits() -> None:
     rows = work(recipe(compile=True, micro_batch_seqs=1, recompute="full"))
     wide, narrow = (
-        peak_memory(machine(software=CODES[name]), rows).logits[0] for name in ("torchtitan-2024", "torchtitan")
+        peak_memory(machine(software=CODES[name]), rows).logits[0]
+        for name in ("torchtitan-2024", "torchtitan")
     )
     assert wide == pytest.approx(14 / 4 * narrow)
 
 
 def test_a_head_under_sequence_parallelism_has_two_whole_sequences() -> None:
-    """By hand: its input, gathered, and that input's gradient before it is scattered, in 16 bits."""
+    """By hand: its input, gathered, and that input's gradient before it is scattered, in 16
+    bits.
+    """
     whole, split = (
-        peak_memory(machine(), work(recipe(tensor_parallel=8, sequence_parallel=on, recompute="full"))).logits[0]
+        peak_memory(
+            machine(), work(recipe(tensor_parallel=8, sequence_parallel=on, recompute="full"))
+        ).logits[0]
         for on in (True, False)
     )
     plan = recipe(tensor_parallel=8)
@@ -159,7 +218,9 @@ def test_a_head_under_sequence_parallelism_has_two_whole_sequences() -> None:
 
 
 def test_an_unknown_code_s_selective_recompute_is_of_what_it_can_spare() -> None:
-    """Of scores where there are any, as Megatron's; where attention is fused, of what lies between products."""
+    """Of scores where there are any, as Megatron's; where attention is fused, of what lies between
+    products.
+    """
     for fused, like in ((False, "attention"), (True, "products")):
         rows = work(recipe(recompute="selective"), fused_attention=fused)
         held, known = (
@@ -173,7 +234,9 @@ def test_less_is_never_more() -> None:
     """Deeper sharding and smaller micro-batches never need more memory."""
     names = ("none", "zero-1", "zero-2", "zero-3")
     sharded = [
-        recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, sharding=Sharding.named(name, 64))
+        recipe(
+            tensor_parallel=1, micro_batch_seqs=1, accumulation=1, sharding=Sharding.named(name, 64)
+        )
         for name in names
     ]
     smaller = [recipe(micro_batch_seqs=size, accumulation=8 // size) for size in (8, 4, 2, 1)]
@@ -184,8 +247,12 @@ def test_less_is_never_more() -> None:
 
 
 @pytest.mark.parametrize(("accumulation", "gradients"), [(1, 0.0), (2, 1.0), (3, 1.0)])
-def test_one_micro_batch_has_no_gradients_when_its_activations_are_whole(accumulation: int, gradients: float) -> None:
-    """By hand: fp32 gradients of all parameters from the second micro-batch on; with one, shards that come later."""
+def test_one_micro_batch_has_no_gradients_when_its_activations_are_whole(
+    accumulation: int, gradients: float
+) -> None:
+    """By hand: fp32 gradients of all parameters from the second micro-batch on; with one, shards
+    that come later.
+    """
     plan = recipe(
         devices=8,
         tensor_parallel=1,
@@ -200,9 +267,19 @@ def test_one_micro_batch_has_no_gradients_when_its_activations_are_whole(accumul
 
 
 def test_a_pipeline_is_full_before_its_first_gradients_or_after() -> None:
-    """With as many micro-batches as ranks the fullest rank has one fewer when its gradients are there."""
-    software = replace(FRONTRUNNER, reduce_bytes=(0.0, 0.0), fragmentation=0.0, receives_apart=False)
-    shared = {"devices": 32, "tensor_parallel": 1, "pipeline_parallel": 4, "schedule": "1f1b", "micro_batch_seqs": 1}
+    """With as many micro-batches as ranks the fullest rank has one fewer when its gradients are
+    there.
+    """
+    software = replace(
+        FRONTRUNNER, reduce_bytes=(0.0, 0.0), fragmentation=0.0, receives_apart=False
+    )
+    shared = {
+        "devices": 32,
+        "tensor_parallel": 1,
+        "pipeline_parallel": 4,
+        "schedule": "1f1b",
+        "micro_batch_seqs": 1,
+    }
     plans = [recipe(**shared, accumulation=count) for count in (4, 5)]
 
     told = [peak_memory(machine(software=software), work(plan)) for plan in plans]
@@ -214,21 +291,31 @@ def test_a_pipeline_is_full_before_its_first_gradients_or_after() -> None:
 
 @pytest.mark.parametrize(("kernel", "widths"), [("norm", 2 * 2 * 6144), ("gate", 24576 / 8)])
 def test_eager_kernels_keep_what_lies_between_them(kernel: str, widths: float) -> None:
-    """Two norms keep an fp32 copy and the normalized value in place of the input; an eager gate a fourth width."""
+    """Two norms keep an fp32 copy and the normalized value in place of the input; an eager gate a
+    fourth width.
+    """
     columns = {"ffn_matrices": 3.0, "rotary": True}
     traits = [MEGATRON_GPT, replace(MEGATRON_GPT, **{kernel: "eager"})]
 
-    fused, eager = (peak_memory(machine(software=one), work(recipe(), **columns)).activations[0] for one in traits)
+    fused, eager = (
+        peak_memory(machine(software=one), work(recipe(), **columns)).activations[0]
+        for one in traits
+    )
 
     assert eager - fused == pytest.approx(2 * widths * 4 * PROBLEM.sequence_length * GPT_22B.layers)
 
 
 def test_a_peak_is_less_certain_the_more_of_it_nobody_counts() -> None:
-    """States are counted; logits and what the device's libraries take are not. By hand: both parts alone, and 6 %."""
+    """States are counted; logits and what the device's libraries take are not. By hand: both parts
+    alone, and 6 %.
+    """
     plan = recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1)
     told = peak_memory(machine(), work(plan))
     nothing = replace(told, **{name: np.zeros(1) for name in vars(told)})
-    states, logits = replace(nothing, gradients=told.gradients), replace(nothing, logits=told.logits)
+    states, logits = (
+        replace(nothing, gradients=told.gradients),
+        replace(nothing, logits=told.logits),
+    )
     used = replace(nothing, gradients=told.gradients, runtime=told.gradients)
 
     def off(peak: PeakMemory, kind: MemoryKind | None = None) -> float:
@@ -242,7 +329,9 @@ def test_a_peak_is_less_certain_the_more_of_it_nobody_counts() -> None:
 
 
 def test_a_stated_peak_is_one_of_three_kinds() -> None:
-    """By hand: the allocator keeps a tenth of what tensors hold for later, which counts in no recipe that must fit."""
+    """By hand: the allocator keeps a tenth of what tensors hold for later, which counts in no
+    recipe that must fit.
+    """
     told = peak_memory(machine(), work(recipe()))
 
     allocated, reserved, device = (told.of_kind(kind) for kind in get_args(MemoryKind))
@@ -253,14 +342,22 @@ def test_a_stated_peak_is_one_of_three_kinds() -> None:
 
 
 def test_communicators_are_counted_by_kind_of_group() -> None:
-    """By hand: replicas alone share one with all ranks; two kinds of groups have two, and one for all ranks."""
+    """By hand: replicas alone share one with all ranks; two kinds of groups have two, and one for
+    all ranks.
+    """
     plans = [
-        recipe(devices=8, tensor_parallel=ways, pipeline_parallel=ranks, schedule="1f1b" if ranks > 1 else "none")
+        recipe(
+            devices=8,
+            tensor_parallel=ways,
+            pipeline_parallel=ranks,
+            schedule="1f1b" if ranks > 1 else "none",
+        )
         for ways, ranks in ((1, 1), (2, 1), (2, 4), (1, 8))
     ]
 
     together, singly = (
-        communicators(machine(software=software), work(*plans)) for software in (MEGATRON_GPT, ALEPH_ALPHA)
+        communicators(machine(software=software), work(*plans))
+        for software in (MEGATRON_GPT, ALEPH_ALPHA)
     )
 
     assert together.tolist() == [1, 3, 3, 1]
@@ -268,23 +365,39 @@ def test_communicators_are_counted_by_kind_of_group() -> None:
 
 
 def test_attention_keeps_the_joint_product_of_which_values_are_a_view() -> None:
-    """Two widths more than queries, keys, values and result; and from two sequences on the result again."""
+    """Two widths more than queries, keys, values and result; and from two sequences on the result
+    again.
+    """
     one, two = (recipe(micro_batch_seqs=size, accumulation=4) for size in (1, 2))
     columns = {"fused_attention": True, "rotary": True}
     software = replace(ALEPH_ALPHA, keeps_packed=False, copies_attention_from=float("inf"))
 
     def kept(software: Software, plan: Recipe) -> float:
         told = peak_memory(machine(software=software), work(plan, **columns)).activations[0]
-        return float(told / (2 * PROBLEM.sequence_length * plan.micro_batch_seqs * GPT_22B.layers * GPT_22B.hidden / 8))
+        return float(
+            told
+            / (
+                2
+                * PROBLEM.sequence_length
+                * plan.micro_batch_seqs
+                * GPT_22B.layers
+                * GPT_22B.hidden
+                / 8
+            )
+        )
 
     assert kept(ALEPH_ALPHA, one) - kept(software, one) == pytest.approx(2)
     assert kept(ALEPH_ALPHA, two) - kept(software, two) == pytest.approx(3)
 
 
 def test_ranks_that_are_more_than_the_key_value_heads_have_one_each() -> None:
-    """By hand: in place of an eighth of the only head a rank has all of it, its keys and values, 2 x 96 wide."""
+    """By hand: in place of an eighth of the only head a rank has all of it, its keys and values, 2
+    x 96 wide.
+    """
     shared, own = (replace(PROBLEM, model=replace(GPT_22B, kv_heads=heads)) for heads in (1, 8))
-    one, eight = (peak_memory(machine(), work(recipe(), problem=problem)) for problem in (shared, own))
+    one, eight = (
+        peak_memory(machine(), work(recipe(), problem=problem)) for problem in (shared, own)
+    )
     none = peak_memory(machine(), work(recipe(), problem=shared, kv_hidden=0.0))
     assert one.activations == eight.activations
     tokens = 4 * PROBLEM.sequence_length
@@ -295,14 +408,23 @@ def test_ranks_that_are_more_than_the_key_value_heads_have_one_each() -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_ranks_hold_the_model_and_a_copy_of_the_embedding_for_further_tokens(tied: bool) -> None:
     model = replace(GPT_22B, mtp_layers=2, tied_embeddings=tied)
-    problem, plan = replace(PROBLEM, model=model), recipe(tensor_parallel=1, pipeline_parallel=8, accumulation=64)
+    problem, plan = (
+        replace(PROBLEM, model=model),
+        recipe(tensor_parallel=1, pipeline_parallel=8, accumulation=64),
+    )
     software, split = machine(), np.array(stage_layers(plan, model, "even")[0], dtype=float)
 
-    told = memory_of_each(software, Workload.of([plan], problem), split, 0 * split, in_flight=np.ones(8), ends=(0, 7))
+    told = memory_of_each(
+        software, Workload.of([plan], problem), split, 0 * split, in_flight=np.ones(8), ends=(0, 7)
+    )
 
-    left_out = (1 + 3 * model.mtp_layers) * model.hidden  # the norms before heads and of a projection's inputs
+    left_out = (
+        1 + 3 * model.mtp_layers
+    ) * model.hidden  # the norms before heads and of a projection's inputs
     copy = model.padded_vocabulary * model.hidden
     assert told.parameters.sum() / 2 == pytest.approx(model.parameters - left_out + copy)
     single = replace(problem, model=replace(model, mtp_layers=0))
-    of_each = (memory_of_ranks(software, Workload.of([plan], of))[2].logits for of in (problem, single))
+    of_each = (
+        memory_of_ranks(software, Workload.of([plan], of))[2].logits for of in (problem, single)
+    )
     assert next(of_each) == 3 * next(of_each)

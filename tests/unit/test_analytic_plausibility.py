@@ -1,4 +1,6 @@
-"""Measurements that are faster than the formulas can explain, and those that the formulas must leave alone."""
+"""Measurements that are faster than the formulas can explain, and those that the formulas must
+leave alone.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from frontrunner.spaces.sharding import Sharding
 from support.analytic import A100, PROBLEM, machine, recipe
 
 LOGGED_S = (224.6266, 196.4964, 196.6811, 280.2356, 195.0818)
-"""The five iterations of a log of the Frontier study (arXiv 2312.12705, gpt175b_megatron_16N_newcomm-405287)."""
+"""The five iterations of a log of the Frontier study (arXiv 2312.12705,
+gpt175b_megatron_16N_newcomm-405287).
+"""
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +39,12 @@ def frontier(tmp_path_factory: pytest.TempPathFactory) -> Problem:
 
 
 def logged() -> Recipe:
-    """What the log's command line says: 640 micro-batches of one sequence. DeepSpeed's settings said four sequences."""
+    """What the log's command line says: 640 micro-batches of one sequence. DeepSpeed's settings
+    said four sequences.
+    """
     plan = Recipe(
-        devices=128, tensor_parallel=4, pipeline_parallel=16, schedule="1f1b", micro_batch_seqs=1, accumulation=640,
+        devices=128, tensor_parallel=4, pipeline_parallel=16, schedule="1f1b", micro_batch_seqs=1,
+        accumulation=640,
         recompute="full",
     )  # fmt: skip
     return replace(plan, sharding=Sharding.named("zero-1", plan.copies))
@@ -72,8 +79,19 @@ def test_the_same_log_with_the_micro_batches_that_ran_is_not(frontier: Problem) 
 def test_a_step_as_the_formulas_tell_it_and_a_slow_one_are_believed() -> None:
     plans = [
         recipe(),
-        recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, sharding=Sharding.named("zero-3", 64)),
-        recipe(pipeline_parallel=8, micro_batch_seqs=1, accumulation=64, schedule="1f1b", recompute="full"),
+        recipe(
+            tensor_parallel=1,
+            micro_batch_seqs=1,
+            accumulation=1,
+            sharding=Sharding.named("zero-3", 64),
+        ),
+        recipe(
+            pipeline_parallel=8,
+            micro_batch_seqs=1,
+            accumulation=64,
+            schedule="1f1b",
+            recompute="full",
+        ),
     ]
 
     for told in estimate_many(plans, PROBLEM):
@@ -94,7 +112,9 @@ def test_a_step_as_the_formulas_tell_it_and_a_slow_one_are_believed() -> None:
     ],
     ids=["cpu", "fp32", "unknown device", "compile", "context parallel", "deepspeed"],
 )
-def test_where_the_formulas_are_no_judge_they_doubt_nothing(problem: Problem, change: dict[str, Any]) -> None:
+def test_where_the_formulas_are_no_judge_they_doubt_nothing(
+    problem: Problem, change: dict[str, Any]
+) -> None:
     assert why_too_fast(recipe(), PROBLEM, 1e-3) is not None
     assert why_too_fast(recipe(**change), problem, 1e-3) is None
 
@@ -103,7 +123,9 @@ def test_the_median_counts() -> None:
     told = estimate_many([recipe()], PROBLEM)[0].step_time_s
     one_short = tuple(np.array([1.0, 0.1, 1.02, 0.98, 1.01]) * told)
 
-    assert isinstance(measurement(result(one_short), recipe(), PROBLEM, node_seconds=0.0), Measurement)
+    assert isinstance(
+        measurement(result(one_short), recipe(), PROBLEM, node_seconds=0.0), Measurement
+    )
 
 
 def test_the_fastest_possible_attention_is_no_slower_than_a_device_s_own() -> None:

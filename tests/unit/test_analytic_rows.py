@@ -1,4 +1,6 @@
-"""Reading tables of measurements: what is filled in, and that a row which cannot be judged is refused with a reason."""
+"""Reading tables of measurements: what is filled in, and that a row which cannot be judged is
+refused with a reason.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from support.tables import write_table
 
 GOOD = {
     "model": "gpt-1.3B", "layers": 24, "hidden": 2048, "heads": 16, "seq": 1024, "vocab": 51200,
-    "hardware": "A100-80GB", "gpus": 8, "gpus_per_node": 8, "tp": 2, "pp": 1, "dp": 4, "mbs": 1, "gbs": 64,
+    "hardware": "A100-80GB", "gpus": 8, "gpus_per_node": 8, "tp": 2, "pp": 1, "dp": 4, "mbs": 1,
+    "gbs": 64,
     "recompute": "full", "precision": "fp16", "step_time_s": 1.5, "status": "ok",
 }  # fmt: skip
 
@@ -63,8 +66,12 @@ def test_a_row_that_cannot_be_judged_is_refused_with_the_reason(
     assert judged(found, predicted(found, {}))["rows"] == 1
 
 
-@pytest.mark.parametrize("left_out", ["gpus_per_node", "gbs", "dp", "recompute", "precision", "status", "vocab"])
-def test_a_column_that_is_missing_is_filled_in_where_it_can_be(left_out: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "left_out", ["gpus_per_node", "gbs", "dp", "recompute", "precision", "status", "vocab"]
+)
+def test_a_column_that_is_missing_is_filled_in_where_it_can_be(
+    left_out: str, tmp_path: Path
+) -> None:
     given = GOOD | {"gas": 16}
     plain = table(tmp_path, given)
 
@@ -80,7 +87,9 @@ def test_a_column_that_is_missing_is_filled_in_where_it_can_be(left_out: str, tm
     [[], [{"model": "gpt"}], [dict.fromkeys(GOOD, "?")], [GOOD | {"hardware": "TPU"}]],
     ids=["empty", "one column", "nonsense", "unknown hardware"],
 )
-def test_a_table_of_which_nothing_can_be_judged_still_has_figures(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_table_of_which_nothing_can_be_judged_still_has_figures(
+    rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
     found = table(tmp_path, *rows) if rows else _empty(tmp_path)
 
     told = judged(found, predicted(found, {}))
@@ -95,7 +104,12 @@ def _empty(path: Path) -> Table:
 
 
 def test_a_row_s_own_figures_go_before_a_preset_s(tmp_path: Path) -> None:
-    found = table(tmp_path, GOOD, GOOD | {"peak_tflops": 624, "memory_gib_per_device": 40}, GOOD | {"nic_gb_per_s": 50})
+    found = table(
+        tmp_path,
+        GOOD,
+        GOOD | {"peak_tflops": 624, "memory_gib_per_device": 40},
+        GOOD | {"nic_gb_per_s": 50},
+    )
 
     peaks = [part.cluster.peak_flops("fp16") for _, part in found.parts]
     assert sorted(peaks, key=float) == [312e12, 312e12, 624e12]
@@ -104,15 +118,27 @@ def test_a_row_s_own_figures_go_before_a_preset_s(tmp_path: Path) -> None:
 
 
 def test_a_device_s_name_states_its_memory_and_its_power_limit(tmp_path: Path) -> None:
-    """By hand: the clock falls with the cube root of 500 W of 700; 1000 W are no limit, 500 weeks no power."""
-    names = ("H100-80GB", "H100-96GB HBM2e 500W", "H100-80GB 350 W", "H100-80GB 1000W", "H100-80GB 500 weeks")
+    """By hand: the clock falls with the cube root of 500 W of 700; 1000 W are no limit, 500 weeks
+    no power.
+    """
+    names = (
+        "H100-80GB",
+        "H100-96GB HBM2e 500W",
+        "H100-80GB 350 W",
+        "H100-80GB 1000W",
+        "H100-80GB 500 weeks",
+    )
     found = table(tmp_path, *(GOOD | {"hardware": name} for name in names))
 
     machines = {found.rows[places[0]].hardware: part.cluster for places, part in found.parts}
     share = machines["H100-80GB"].matmul_share or 0
-    reached = [(machines[name].memory_gb_per_s, (machines[name].matmul_share or 0) / share) for name in names]
+    reached = [
+        (machines[name].memory_gb_per_s, (machines[name].matmul_share or 0) / share)
+        for name in names
+    ]
     assert reached == [
-        (3350, 1), (2400, pytest.approx(0.894, abs=1e-3)), (3350, pytest.approx(0.794, abs=1e-3)), (3350, 1), (3350, 1),
+        (3350, 1), (2400, pytest.approx(0.894, abs=1e-3)), (3350, pytest.approx(0.794, abs=1e-3)),
+        (3350, 1), (3350, 1),
     ]  # fmt: skip
 
 
@@ -151,9 +177,12 @@ def test_context_parallelism_is_a_column_or_stands_in_the_note(tmp_path: Path) -
 
 
 def test_a_vocabulary_follows_from_an_exact_number_of_parameters(tmp_path: Path) -> None:
-    """Llama 3 8B has 8.030261248e9 parameters, of which 2 x 128,256 x 4,096 are embedding and head."""
+    """Llama 3 8B has 8.030261248e9 parameters, of which 2 x 128,256 x 4,096 are embedding and
+    head.
+    """
     llama = GOOD | {
-        "model": "llama-3-8B", "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn_hidden": 14336,
+        "model": "llama-3-8B", "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8,
+        "ffn_hidden": 14336,
         "vocab": "", "n_params_b": 8.030261248,
     }  # fmt: skip
 
@@ -164,10 +193,16 @@ def test_a_vocabulary_follows_from_an_exact_number_of_parameters(tmp_path: Path)
 
 
 def test_five_best_that_are_refused_for_memory_are_counted(tmp_path: Path) -> None:
-    rows = [GOOD | {"mbs": size, "gbs": 64, "recompute": "none", "step_time_s": 2 - size / 10} for size in (1, 2, 4, 8)]
+    rows = [
+        GOOD | {"mbs": size, "gbs": 64, "recompute": "none", "step_time_s": 2 - size / 10}
+        for size in (1, 2, 4, 8)
+    ]
     small = [row | {"memory_gib_per_device": 12} for row in rows]
 
-    told = [judged(found, predicted(found, {})) for found in (table(tmp_path, *rows), table(tmp_path, *small))]
+    told = [
+        judged(found, predicted(found, {}))
+        for found in (table(tmp_path, *rows), table(tmp_path, *small))
+    ]
 
     assert [figures["best_rows"] for figures in told] == [4, 4]
     assert told[0]["best_refused"] == 0 < told[1]["best_refused"] == told[1]["oom"]["fp"]
@@ -183,7 +218,10 @@ def test_what_is_too_fast_is_listed(tmp_path: Path) -> None:
 
 def test_a_problem_is_never_judged_by_constants_that_were_fitted_to_it(tmp_path: Path) -> None:
     """Its own step times change nothing of what is predicted for it."""
-    rows = [GOOD | {"model": f"gpt-{size}", "hidden": 128 * size, "step_time_s": size / 8} for size in (8, 12, 16)]
+    rows = [
+        GOOD | {"model": f"gpt-{size}", "hidden": 128 * size, "step_time_s": size / 8}
+        for size in (8, 12, 16)
+    ]
     slower = [*rows[:2], rows[2] | {"step_time_s": 9.0}]
 
     times = [by_problem({"t": table(tmp_path, *given)})["t"] for given in (rows, slower)]

@@ -19,8 +19,12 @@ TIMES = [(10, 13, 9), (10, 23, 9), (10, 11, 11), (10, 13, 5), (7, 19, 9)]
 """Seconds of a chunk's forward pass, its input's gradients and its weights' gradients."""
 
 
-def simulated_bubble_s(name: str, ranks: int, chunks: int, micro_batches: int, times: tuple[int, int, int]) -> float:
-    """Time that the busiest rank waits when each rank works through torch's order as its inputs arrive."""
+def simulated_bubble_s(
+    name: str, ranks: int, chunks: int, micro_batches: int, times: tuple[int, int, int]
+) -> float:
+    """Time that the busiest rank waits when each rank works through torch's order as its inputs
+    arrive.
+    """
     stages = ranks * chunks
     order = orders(name, ranks, chunks, micro_batches)
     return _play(order, stages, dict(zip(("F", "I", "W"), times, strict=True)))
@@ -34,8 +38,10 @@ def orders(name: str, ranks: int, chunks: int, micro_batches: int):
     held = [0, stages - 1] if v_shaped else list(range(0, stages, ranks))
     fakes = [
         SimpleNamespace(
-            stage_index=stage, num_stages=stages, group_size=ranks, group_rank=0, group=None, has_backward=True,
-            stage_index_to_group_rank=None, is_first=stage == 0, is_last=stage == stages - 1, submod=None, device="cpu",
+            stage_index=stage, num_stages=stages, group_size=ranks, group_rank=0, group=None,
+            has_backward=True,
+            stage_index_to_group_rank=None, is_first=stage == 0, is_last=stage == stages - 1,
+            submod=None, device="cpu",
         )
         for stage in held
     ]  # fmt: skip
@@ -44,16 +50,23 @@ def orders(name: str, ranks: int, chunks: int, micro_batches: int):
 
 
 def _play(order, stages, times) -> float:
-    """Run every rank's list, an operation as soon as its rank is free and what it needs is there."""
+    """Run every rank's list, an operation as soon as its rank is free and what it needs is
+    there.
+    """
     done: dict[tuple[str, int, int], float] = {}
     now, place = dict.fromkeys(order, 0.0), dict.fromkeys(order, 0)
     while any(place[rank] < len(order[rank]) for rank in order):
         before = dict(place)
         for rank, actions in order.items():
-            while place[rank] < len(actions) and _run(actions[place[rank]], stages, times, done, now, rank):
+            while place[rank] < len(actions) and _run(
+                actions[place[rank]], stages, times, done, now, rank
+            ):
                 place[rank] += 1
         assert place != before, "the order deadlocks"
-    busy = {rank: sum(_length(one, times) for action in order[rank] for one in _parts(action)) for rank in order}
+    busy = {
+        rank: sum(_length(one, times) for action in order[rank] for one in _parts(action))
+        for rank in order
+    }
     return max(now.values()) - max(busy.values())
 
 
@@ -62,7 +75,12 @@ def _parts(action) -> tuple:
 
 
 def _length(action, times) -> float:
-    words = {Kind.FORWARD: "F", Kind.BACKWARD_INPUT: "I", Kind.BACKWARD_WEIGHT: "W", Kind.FULL_BACKWARD: "IW"}
+    words = {
+        Kind.FORWARD: "F",
+        Kind.BACKWARD_INPUT: "I",
+        Kind.BACKWARD_WEIGHT: "W",
+        Kind.FULL_BACKWARD: "IW",
+    }
     return sum(times[word] for word in words[action.computation_type])
 
 
@@ -90,7 +108,8 @@ def _run(action, stages, times, done, now, rank) -> bool:
 
 def in_columns(times):
     return {
-        name: np.array([float(value)]) for name, value in zip(("forward", "backward", "weights"), times, strict=True)
+        name: np.array([float(value)])
+        for name, value in zip(("forward", "backward", "weights"), times, strict=True)
     }
 
 
@@ -107,7 +126,9 @@ def test_bubbles_are_those_of_torch_orders(ranks, times):
             "ScheduleDualPipeV": dual(p, **columns),
         }
         for name, bubble in found.items():
-            assert bubble[0] == pytest.approx(simulated_bubble_s(name, ranks, 2, micro_batches, times), abs=1.0), name
+            assert bubble[0] == pytest.approx(
+                simulated_bubble_s(name, ranks, 2, micro_batches, times), abs=1.0
+            ), name
 
 
 @pytest.mark.parametrize("times", TIMES)
@@ -122,12 +143,21 @@ def test_the_share_left_is_chosen_by_schedule_and_is_all_of_it_without_a_pipelin
     columns = in_columns((10, 13, 9))
     p, m = np.array([4.0, 4.0, 4.0, 1.0]), np.full(4, 16.0)
     left = share_left(
-        p, m, columns, is_v_shaped=np.array([False, True, True, False]), is_dual=np.array([False, False, True, False])
+        p,
+        m,
+        columns,
+        is_v_shaped=np.array([False, True, True, False]),
+        is_dual=np.array([False, False, True, False]),
     )
     assert left.tolist() == pytest.approx([42 / 96, 39 / 96, 42 / 96, 1.0])
 
 
-WORDS = {Kind.FORWARD: "F", Kind.FULL_BACKWARD: "B", Kind.BACKWARD_INPUT: "I", Kind.BACKWARD_WEIGHT: "W"}
+WORDS = {
+    Kind.FORWARD: "F",
+    Kind.FULL_BACKWARD: "B",
+    Kind.BACKWARD_INPUT: "I",
+    Kind.BACKWARD_WEIGHT: "W",
+}
 SCHEDULES = {
     "gpipe": ("ScheduleGPipe", 1, lambda _p, _m: True),
     "1f1b": ("Schedule1F1B", 1, lambda _p, _m: True),
@@ -142,18 +172,31 @@ SCHEDULES = {
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_each_rank_runs_its_passes_in_the_order_of_torch(schedule):
     name, chunks, takes = SCHEDULES[schedule]
-    cases = [(p, m) for p in (2, 3, 4, 6) for m in (p, p + 1, 2 * p - 1, 2 * p, 5 * p) if takes(p, m)]
+    cases = [
+        (p, m) for p in (2, 3, 4, 6) for m in (p, p + 1, 2 * p - 1, 2 * p, 5 * p) if takes(p, m)
+    ]
     assert cases
     for ranks, batches in cases:
         recipe = Recipe(
-            devices=ranks, pipeline_parallel=ranks, virtual_stages=chunks, schedule=schedule, accumulation=batches,
+            devices=ranks, pipeline_parallel=ranks, virtual_stages=chunks, schedule=schedule,
+            accumulation=batches,
             tensor_parallel=1, micro_batch_seqs=1,
         )  # fmt: skip
         for rank, actions in orders(name, ranks, chunks, batches).items():
-            parts = [part for action in actions for part in _parts(action) if part.computation_type in WORDS]
-            expected = [(WORDS[one.computation_type], one.stage_index, one.microbatch_index) for one in parts]
+            parts = [
+                part
+                for action in actions
+                for part in _parts(action)
+                if part.computation_type in WORDS
+            ]
+            expected = [
+                (WORDS[one.computation_type], one.stage_index, one.microbatch_index)
+                for one in parts
+            ]
             found = [tuple(one) for one in order_of(recipe)[rank]]
-            if schedule == "1f1b":  # torch's own list numbers the last rank's micro-batches from 1; its step does not
+            if (
+                schedule == "1f1b"
+            ):  # torch's own list numbers the last rank's micro-batches from 1; its step does not
                 assert [one[2] for one in found if one[0] == "F"] == list(range(batches))
                 expected, found = ([one[:2] for one in side] for side in (expected, found))
             assert found == expected, (ranks, batches, rank)
@@ -161,13 +204,22 @@ def test_each_rank_runs_its_passes_in_the_order_of_torch(schedule):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_each_rank_holds_the_micro_batches_that_its_order_leaves_open(schedule):
-    """Until the gradients of the weights are there; of a rank's chunks each counts as its part of a micro-batch."""
+    """Until the gradients of the weights are there; of a rank's chunks each counts as its part of a
+    micro-batch.
+    """
     _, chunks, takes = SCHEDULES[schedule]
     each = (2, 3, 4) if schedule.startswith("interleaved") else (chunks,)
-    shapes = [(p, m, v) for p in (2, 3, 4, 6) for m in (p, p + 1, 2 * p, 3 * p, 5 * p) for v in each if takes(p, m)]
+    shapes = [
+        (p, m, v)
+        for p in (2, 3, 4, 6)
+        for m in (p, p + 1, 2 * p, 3 * p, 5 * p)
+        for v in each
+        if takes(p, m)
+    ]
     for ranks, batches, stages in shapes:
         of = recipe(
-            devices=ranks, pipeline_parallel=ranks, virtual_stages=stages, schedule=schedule, accumulation=batches,
+            devices=ranks, pipeline_parallel=ranks, virtual_stages=stages, schedule=schedule,
+            accumulation=batches,
             tensor_parallel=1, micro_batch_seqs=1,
         )  # fmt: skip
         for rank, passes in enumerate(order_of(of)):

@@ -1,4 +1,6 @@
-"""The analytic model's step times, against a clock that runs the schedule, closed forms and each other."""
+"""The analytic model's step times, against a clock that runs the schedule, closed forms and each
+other.
+"""
 
 from dataclasses import replace
 
@@ -39,8 +41,11 @@ from support.analytic import (
     times=st.lists(st.floats(0.5, 2.0), min_size=12, max_size=12),
     heavy=st.sampled_from(["first", "last", "none"]),
 )
-def test_a_pipeline_takes_as_long_as_its_clock_says(ranks: int, rounds: int, times: list[float], heavy: str) -> None:
-    """Exact where ranks are equal and where the last, with the head, has more to do; else at most so long.
+def test_a_pipeline_takes_as_long_as_its_clock_says(
+    ranks: int, rounds: int, times: list[float], heavy: str
+) -> None:
+    """Exact where ranks are equal and where the last, with the head, has more to do; else at most
+    so long.
 
     The first rank's own forward passes ahead fill a part of its bubble where it is the slowest.
     """
@@ -54,7 +59,10 @@ def test_a_pipeline_takes_as_long_as_its_clock_says(ranks: int, rounds: int, tim
     slowest, through = max(each), sum(each)
     plain = work(recipe(pipeline_parallel=ranks, tensor_parallel=1, devices=ranks, schedule="1f1b"))
 
-    told = micro_batches * slowest + bubble_s(plain, slowest=np.array([slowest]), through=np.array([through]))[0]
+    told = (
+        micro_batches * slowest
+        + bubble_s(plain, slowest=np.array([slowest]), through=np.array([through]))[0]
+    )
 
     clock = makespan(one_f_one_b(ranks, micro_batches), forward, backward)
     if heavy == "first":
@@ -62,7 +70,9 @@ def test_a_pipeline_takes_as_long_as_its_clock_says(ranks: int, rounds: int, tim
     else:
         assert told == pytest.approx(clock, rel=1e-9)
     if heavy == "none":
-        assert told == pytest.approx(makespan(gpipe(ranks, micro_batches), forward, backward), rel=1e-9)
+        assert told == pytest.approx(
+            makespan(gpipe(ranks, micro_batches), forward, backward), rel=1e-9
+        )
 
 
 def test_the_bubble_shrinks_with_virtual_stages_and_split_backward_passes() -> None:
@@ -75,16 +85,28 @@ def test_the_bubble_shrinks_with_virtual_stages_and_split_backward_passes() -> N
     bubbles = step_time(machine(), work(plain, looped, split)).bubble
 
     assert bubbles[1] == pytest.approx(bubbles[0] / 4, rel=0.02)
-    # Were the three parts of the work equal, a third of one stage's would be left of two chunks: a sixth. Attention and
-    # what lies between products take longer backward, which the gradients of weights do not fill.
+    # Were the three parts of the work equal, a third of one stage's would be left of two chunks: a
+    # sixth. Attention and what lies between products take longer backward, which the gradients of
+    # weights do not fill.
     assert bubbles[0] / 6 < bubbles[2] < bubbles[0] / 4
 
 
 def test_parts_add_up_and_one_recipe_is_as_many() -> None:
     recipes = [
         recipe(),
-        recipe(tensor_parallel=1, sharding=Sharding.named("zero-3", 64), micro_batch_seqs=1, accumulation=1),
-        recipe(pipeline_parallel=8, micro_batch_seqs=1, accumulation=64, schedule="1f1b", recompute="full"),
+        recipe(
+            tensor_parallel=1,
+            sharding=Sharding.named("zero-3", 64),
+            micro_batch_seqs=1,
+            accumulation=1,
+        ),
+        recipe(
+            pipeline_parallel=8,
+            micro_batch_seqs=1,
+            accumulation=64,
+            schedule="1f1b",
+            recompute="full",
+        ),
         recipe(pipeline_parallel=4, accumulation=8, schedule="interleaved-1f1b", virtual_stages=2),
     ]
 
@@ -94,11 +116,15 @@ def test_parts_add_up_and_one_recipe_is_as_many() -> None:
     assert together.total == pytest.approx(sum(parts))
     assert all((part >= 0).all() for part in parts)
     for row, alone in enumerate(recipes):
-        assert step_time(machine(), work(alone)).total[0] == pytest.approx(together.total[row], rel=1e-12)
+        assert step_time(machine(), work(alone)).total[0] == pytest.approx(
+            together.total[row], rel=1e-12
+        )
 
 
 def test_an_all_reduce_over_a_node_and_over_nodes() -> None:
-    """By hand: 2 (g - 1) / g of the message over the slowest link; 8 rings of a node share 8 ports of 25 GB/s."""
+    """By hand: 2 (g - 1) / g of the message over the slowest link; 8 rings of a node share 8 ports
+    of 25 GB/s.
+    """
     found = machine()
     size, eight, sixteen = np.array([8e9]), np.array([8.0]), np.array([16.0])
 
@@ -106,9 +132,15 @@ def test_an_all_reduce_over_a_node_and_over_nodes() -> None:
     across = ring_s(found, size, group=eight, stride=eight, passes=2)[0]
     both = ring_s(found, size, group=sixteen, stride=np.ones(1), passes=2)[0]
 
-    assert inside == pytest.approx(2 * 7 / 8 * 8e9 / (300e9 * found.efficiencies.node_links), rel=0.01)
-    assert across == pytest.approx(2 * 7 / 8 * 8e9 / (25e9 * found.efficiencies.network_links), rel=0.01)
-    assert both == pytest.approx(2 * 15 / 16 * 8e9 / (200e9 * found.efficiencies.network_links), rel=0.01)
+    assert inside == pytest.approx(
+        2 * 7 / 8 * 8e9 / (300e9 * found.efficiencies.node_links), rel=0.01
+    )
+    assert across == pytest.approx(
+        2 * 7 / 8 * 8e9 / (25e9 * found.efficiencies.network_links), rel=0.01
+    )
+    assert both == pytest.approx(
+        2 * 15 / 16 * 8e9 / (200e9 * found.efficiencies.network_links), rel=0.01
+    )
     assert ring_s(found, size, group=np.ones(1), stride=np.ones(1), passes=2)[0] == 0
 
 
@@ -116,7 +148,13 @@ def test_a_pair_uses_its_own_link() -> None:
     paired = replace(A100, links=replace(A100.links, pair_gb_per_s=600))
 
     times = [
-        ring_s(machine(paired), np.array([1e9]), group=np.array([2.0]), stride=np.array([stride]), passes=1)[0]
+        ring_s(
+            machine(paired),
+            np.array([1e9]),
+            group=np.array([2.0]),
+            stride=np.array([stride]),
+            passes=1,
+        )[0]
         for stride in (1.0, 2.0)
     ]
 
@@ -124,8 +162,12 @@ def test_a_pair_uses_its_own_link() -> None:
 
 
 def test_a_group_in_a_mesh_uses_the_links_between_its_ranks() -> None:
-    """Seven links of 64 GB/s to seven neighbors: one for two ranks, three for four, all for eight."""
-    mesh = without_latency(machine(replace(A100, links=replace(A100.links, pair_gb_per_s=64, node_gb_per_s=448))))
+    """Seven links of 64 GB/s to seven neighbors: one for two ranks, three for four, all for
+    eight.
+    """
+    mesh = without_latency(
+        machine(replace(A100, links=replace(A100.links, pair_gb_per_s=64, node_gb_per_s=448)))
+    )
     one, size = 64e9 * mesh.efficiencies.node_links, np.array([1e9])
 
     for group, links in ((2.0, 1), (4.0, 3), (8.0, 7)):
@@ -138,7 +180,9 @@ def test_a_group_in_a_mesh_uses_the_links_between_its_ranks() -> None:
 
 def test_sending_between_nodes_shares_the_ports() -> None:
     found = machine()
-    near, far = (point_to_point_s(found, np.array([1e9]), np.array([stride]))[0] for stride in (4.0, 8.0))
+    near, far = (
+        point_to_point_s(found, np.array([1e9]), np.array([stride]))[0] for stride in (4.0, 8.0)
+    )
 
     assert near == pytest.approx(1e9 / (300e9 * found.efficiencies.node_links), rel=0.02)
     assert far == pytest.approx(1e9 / (25e9 * found.efficiencies.network_links), rel=0.02)
@@ -153,13 +197,22 @@ def test_sending_between_nodes_shares_the_ports() -> None:
         ("zero-3", 8, 4, 0, 0),
     ],
 )
-def test_what_travels_under_each_sharding(name: str, gathers: int, scatters: int, reduces: int, published: int) -> None:
-    """In messages of all parameters over 8 replicas of a node, for 4 micro-batches and nothing to hide behind.
+def test_what_travels_under_each_sharding(
+    name: str, gathers: int, scatters: int, reduces: int, published: int
+) -> None:
+    """In messages of all parameters over 8 replicas of a node, for 4 micro-batches and nothing to
+    hide behind.
 
     Each replica sends 7 / 8 of the model's bytes a pass of a ring: arXiv 1910.02054, section 7.
     """
     found = without_latency(machine())
-    plan = recipe(devices=8, tensor_parallel=1, micro_batch_seqs=1, accumulation=4, sharding=Sharding.named(name, 8))
+    plan = recipe(
+        devices=8,
+        tensor_parallel=1,
+        micro_batch_seqs=1,
+        accumulation=4,
+        sharding=Sharding.named(name, 8),
+    )
     parameters, nothing = np.array([1e10]), np.zeros(1)
 
     told = replicas_s(found, work(plan), parameters, nothing, nothing)[0]
@@ -169,18 +222,26 @@ def test_what_travels_under_each_sharding(name: str, gathers: int, scatters: int
 
 
 def test_three_levels_keep_most_traffic_off_the_network() -> None:
-    """Parameters over pairs and gradients over nodes: ZeRO-3 over 64 devices waits longer (arXiv 2501.04266)."""
+    """Parameters over pairs and gradients over nodes: ZeRO-3 over 64 devices waits longer (arXiv
+    2501.04266).
+    """
     shared = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 4}
-    recipes = [recipe(**shared, sharding=Sharding.named(name, 64)) for name in ("zero-3", "3-level-2/8")]
+    recipes = [
+        recipe(**shared, sharding=Sharding.named(name, 64)) for name in ("zero-3", "3-level-2/8")
+    ]
     slow = replace(A100, links=replace(A100.links, nics_per_node=1))
 
-    waits = step_time(machine(slow), work(*recipes, problem=replace(PROBLEM, cluster=slow))).data_parallel
+    waits = step_time(
+        machine(slow), work(*recipes, problem=replace(PROBLEM, cluster=slow))
+    ).data_parallel
 
     assert waits[1] < waits[0] / 3
 
 
 def test_full_recompute_costs_a_forward_pass() -> None:
-    """A third of forward and backward, a little less where attention's backward is dear, and the traffic again."""
+    """A third of forward and backward, a little less where attention's backward is dear, and the
+    traffic again.
+    """
     kept, again = (step_time(machine(), work(recipe(recompute=word))) for word in ("none", "full"))
 
     assert 0.25 < again.recompute[0] / kept.compute[0] < 0.36
@@ -191,24 +252,32 @@ def test_full_recompute_costs_a_forward_pass() -> None:
 def test_eager_norms_move_their_bytes_on_every_rank_that_does_not_share_the_sequence(
     sequence_parallel: bool, shards: int
 ) -> None:
-    """By hand: per value 36 bytes forward and 76 back in place of 4 and 10, 2 norms in each of 48 layers."""
+    """By hand: per value 36 bytes forward and 76 back in place of 4 and 10, 2 norms in each of 48
+    layers.
+    """
     plan = recipe(sequence_parallel=sequence_parallel)
     found = machine(software=replace(MEGATRON_GPT, host_layer_s=0.0, host_collective_s=0.0))
     eager = replace(found, software=replace(found.software, norm="eager"))
 
     fused_s, eager_s = (step_time(m, work(plan)).compute[0] for m in (found, eager))
 
-    values = 2 * 4 * 2048 * 6144 * 48 * 2 / shards  # norms, micro-batch, tokens, hidden, layers, accumulation
+    values = (
+        2 * 4 * 2048 * 6144 * 48 * 2 / shards
+    )  # norms, micro-batch, tokens, hidden, layers, accumulation
     moved = values * (36 + 76 - 4 - 10) * found.efficiencies.elementwise
     assert eager_s - fused_s == pytest.approx(moved / found.memory_bytes_per_s, rel=1e-6)
 
 
 def test_an_unfused_softmax_in_fp32_is_paid_again_under_recompute() -> None:
-    """By hand: 33 bytes a score forward in place of 8, with all 48 layers' forward pass run again."""
+    """By hand: 33 bytes a score forward in place of 8, with all 48 layers' forward pass run
+    again.
+    """
     found = machine(software=replace(MEGATRON_GPT, host_layer_s=0.0, host_collective_s=0.0))
     eager = replace(found, software=replace(found.software, softmax="eager"))
 
-    fused_s, eager_s = (step_time(m, work(recipe(recompute="full"))).recompute[0] for m in (found, eager))
+    fused_s, eager_s = (
+        step_time(m, work(recipe(recompute="full"))).recompute[0] for m in (found, eager)
+    )
 
     scores = 4 * 2048 * 2048 * 64 / 8 * 48 * 2
     assert eager_s - fused_s == pytest.approx(
@@ -216,7 +285,7 @@ def test_an_unfused_softmax_in_fp32_is_paid_again_under_recompute() -> None:
     )
 
 
-def test_a_gate_s_two_products_reduce_their_input_s_gradient_twice_unless_it_was_gathered_once() -> None:
+def test_a_gate_reduces_its_input_s_gradient_twice_unless_it_was_gathered_once() -> None:
     once = machine(software=MEGATRON_GPT)
     twice = replace(once, software=replace(once.software, reduces_gate_twice=True))
 
@@ -229,8 +298,12 @@ def test_a_gate_s_two_products_reduce_their_input_s_gradient_twice_unless_it_was
 
 
 @pytest.mark.parametrize(("micro_batch", "is_fused"), [(1, False), (2, True), (3, False)])
-def test_megatron_s_fused_softmax_runs_on_multiples_of_four_of_a_rank_s_heads(micro_batch: int, is_fused: bool) -> None:
-    """Of 64 heads 32 ranks have 2 each: otherwise an eager one moves 33 and 41 bytes per score in place of 8 and 14."""
+def test_megatron_s_fused_softmax_runs_on_multiples_of_four_of_a_rank_s_heads(
+    micro_batch: int, is_fused: bool
+) -> None:
+    """Of 64 heads 32 ranks have 2 each: otherwise an eager one moves 33 and 41 bytes per score in
+    place of 8 and 14.
+    """
     found = machine(software=replace(MEGATRON, host_layer_s=0.0, host_collective_s=0.0))
     any_count = replace(found, software=replace(found.software, softmax_multiple=1))
     plan = work(recipe(tensor_parallel=32, micro_batch_seqs=micro_batch), heads=np.array([64.0]))
@@ -241,7 +314,8 @@ def test_megatron_s_fused_softmax_runs_on_multiples_of_four_of_a_rank_s_heads(mi
     moved = scores * (33 + 41 - 8 - 14) * found.efficiencies.scores / found.memory_bytes_per_s
     assert apart == pytest.approx(0 if is_fused else moved, rel=1e-6, abs=1e-9)
     assert (
-        step_time(found, replace(plan, fused_attention=np.array([True]))).compute[0] < step_time(found, plan).compute[0]
+        step_time(found, replace(plan, fused_attention=np.array([True]))).compute[0]
+        < step_time(found, plan).compute[0]
     )
 
 
@@ -249,18 +323,31 @@ def test_an_earlier_flash_attention_is_slower_by_its_papers_figures() -> None:
     found = machine(software=replace(MEGATRON_GPT, host_layer_s=0.0, host_collective_s=0.0))
     first = replace(found, software=replace(found.software, flash=1))
 
-    second_s, first_s = (step_time(m, work(recipe(), fused_attention=True)).compute[0] for m in (found, first))
+    second_s, first_s = (
+        step_time(m, work(recipe(), fused_attention=True)).compute[0] for m in (found, first)
+    )
 
     flops = 4 * 4 * 2048 * 2048 * 6144 / 8 / 2 * 48 * 2
-    forward, backward = found.efficiencies.fused_attention_forward, found.efficiencies.fused_attention_backward
+    forward, backward = (
+        found.efficiencies.fused_attention_forward,
+        found.efficiencies.fused_attention_backward,
+    )
     attention = flops / found.matmul_flops * (1 / forward + 2.5 / backward)
     assert first_s - second_s == pytest.approx(attention * (1 / 0.53 - 1), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["none", "zero-1"])
 def test_gradients_that_are_reduced_whole_in_fp32_cost_two_wide_passes(name: str) -> None:
-    found = without_latency(machine(software=replace(MEGATRON_GPT, reduces_wide=True, reduces_whole=True)))
-    plan = recipe(devices=8, tensor_parallel=1, micro_batch_seqs=1, accumulation=4, sharding=Sharding.named(name, 8))
+    found = without_latency(
+        machine(software=replace(MEGATRON_GPT, reduces_wide=True, reduces_whole=True))
+    )
+    plan = recipe(
+        devices=8,
+        tensor_parallel=1,
+        micro_batch_seqs=1,
+        accumulation=4,
+        sharding=Sharding.named(name, 8),
+    )
 
     told = replicas_s(found, work(plan), np.array([1e10]), np.zeros(1), np.zeros(1))[0]
 
@@ -271,11 +358,25 @@ def test_gradients_that_are_reduced_whole_in_fp32_cost_two_wide_passes(name: str
 
 def test_ranks_that_synchronize_per_message_wait_between_nodes_alone() -> None:
     plans = work(
-        recipe(tensor_parallel=2, pipeline_parallel=4, micro_batch_seqs=1, accumulation=8, schedule="1f1b"),
-        recipe(tensor_parallel=1, pipeline_parallel=2, micro_batch_seqs=1, accumulation=2, schedule="1f1b"),
+        recipe(
+            tensor_parallel=2,
+            pipeline_parallel=4,
+            micro_batch_seqs=1,
+            accumulation=8,
+            schedule="1f1b",
+        ),
+        recipe(
+            tensor_parallel=1,
+            pipeline_parallel=2,
+            micro_batch_seqs=1,
+            accumulation=2,
+            schedule="1f1b",
+        ),
         recipe(tensor_parallel=8, micro_batch_seqs=1, accumulation=8),
     )
-    found, waiting = (machine(software=replace(MEGATRON_GPT, exchange_s=seconds)) for seconds in (0.0, 0.5))
+    found, waiting = (
+        machine(software=replace(MEGATRON_GPT, exchange_s=seconds)) for seconds in (0.0, 0.5)
+    )
 
     waits = pipeline_transfer_s(waiting, plans) - pipeline_transfer_s(found, plans)
 
@@ -283,10 +384,19 @@ def test_ranks_that_synchronize_per_message_wait_between_nodes_alone() -> None:
 
 
 def test_transfers_in_turn_take_twice_as_long_but_fill_the_pipeline_as_fast() -> None:
-    plan = work(recipe(tensor_parallel=8, pipeline_parallel=8, micro_batch_seqs=1, accumulation=16, schedule="1f1b"))
+    plan = work(
+        recipe(
+            tensor_parallel=8,
+            pipeline_parallel=8,
+            micro_batch_seqs=1,
+            accumulation=16,
+            schedule="1f1b",
+        )
+    )
 
     at_once, in_turn = (
-        step_time(machine(software=replace(MEGATRON_GPT, sends_in_turn=each)), plan) for each in (False, True)
+        step_time(machine(software=replace(MEGATRON_GPT, sends_in_turn=each)), plan)
+        for each in (False, True)
     )
 
     assert in_turn.pipeline_transfer == pytest.approx(2 * at_once.pipeline_transfer)
@@ -295,7 +405,8 @@ def test_transfers_in_turn_take_twice_as_long_but_fill_the_pipeline_as_fast() ->
 
 def test_a_further_token_costs_a_layer_a_projection_and_a_head() -> None:
     deeper, further = (
-        replace(PROBLEM, model=replace(GPT_22B, **change)) for change in ({"layers": 49}, {"mtp_layers": 1})
+        replace(PROBLEM, model=replace(GPT_22B, **change))
+        for change in ({"layers": 49}, {"mtp_layers": 1})
     )
     plan = recipe(tensor_parallel=1, devices=1, accumulation=1, micro_batch_seqs=1)
     one, other = (Workload.of([plan], problem) for problem in (deeper, further))

@@ -1,4 +1,6 @@
-"""The analytic model against tables of measurements, where they lie in ../shared/landscapes beside the checkout."""
+"""The analytic model against tables of measurements, where they lie in ../shared/landscapes beside
+the checkout.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,15 @@ TABLES = ROOT.parent / "shared" / "landscapes"
 
 @pytest.mark.skipif(not TABLES.is_dir(), reason="no tables of measurements beside this checkout")
 def test_published_measurements_are_predicted_within_the_stated_error() -> None:
-    """Bounds a little above what docs/measurements.md states, so that a change for the worse shows."""
-    names = ("vtrain_multi_a100", "hagemann_seqpara_a100", "korthikanti2022", "megatron_sc21_table1")
+    """Bounds a little above what docs/measurements.md states, so that a change for the worse
+    shows.
+    """
+    names = (
+        "vtrain_multi_a100",
+        "hagemann_seqpara_a100",
+        "korthikanti2022",
+        "megatron_sc21_table1",
+    )
 
     tables = {name: read(TABLES / f"{name}.csv") for name in names}
     found = {name: judged(table, predicted(table, {})) for name, table in tables.items()}
@@ -49,11 +58,23 @@ def test_the_frontier_studies_stand_beside_what_the_formulas_tell(tmp_path: Path
 
     assert done.returncode == 0, done.stderr
     lines = json.loads(out.read_text())
-    assert {line["published"] for line in lines} == {0.3838, 0.3614, 0.3196, 1.0, 0.89, 0.87, 1.71, 1.405, 0.94}
+    assert {line["published"] for line in lines} == {
+        0.3838,
+        0.3614,
+        0.3196,
+        1.0,
+        0.89,
+        0.87,
+        1.71,
+        1.405,
+        0.94,
+    }
     scaling = [line for line in lines if "scaling" in line["name"]]
     assert len(scaling) == 11
     assert all(abs(line["off"]) <= line["bar"] for line in scaling)
     assert all(abs(line["off"]) <= line["bar"] for line in lines if "share" in line["name"])
-    levels = [line for line in lines if "/ ZeRO" in line["name"] and "micro-batch 2" in line["assumed"]]
+    levels = [
+        line for line in lines if "/ ZeRO" in line["name"] and "micro-batch 2" in line["assumed"]
+    ]
     assert len(levels) == 4
     assert all(abs(line["off"]) <= line["bar"] for line in levels)

@@ -1,4 +1,6 @@
-"""What fuzzing found, as the inputs that did it; and a small share of the fuzzing itself, always the same inputs."""
+"""What fuzzing found, as the inputs that did it; and a small share of the fuzzing itself, always
+the same inputs.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ class TestTables:
             ("a,b,a\n1,2,3\n", "two columns a"),
         ],
     )
-    def test_other_tables_than_people_write_are_refused(self, tmp_path: Path, text: str, said: str) -> None:
+    def test_other_tables_than_people_write_are_refused(
+        self, tmp_path: Path, text: str, said: str
+    ) -> None:
         path = tmp_path / "t.csv"
         path.write_text(text)
         with pytest.raises(InvalidInput, match=said):
@@ -80,13 +84,20 @@ class TestTables:
         pipe = tmp_path / "pipe.csv"
         os.mkfifo(pipe)
         for path in (pipe, Path("/dev/zero")):
-            with pytest.raises(NotFound, match=f"no table at {path}: it is a device, a pipe or a socket"):
+            with pytest.raises(
+                NotFound, match=f"no table at {path}: it is a device, a pipe or a socket"
+            ):
                 use(path, store=str(tmp_path / "store.db"))
 
-    def test_a_file_too_long_for_a_table_is_refused_before_it_is_parsed(self, tmp_path: Path) -> None:
+    def test_a_file_too_long_for_a_table_is_refused_before_it_is_parsed(
+        self, tmp_path: Path
+    ) -> None:
         path = tmp_path / "t.csv"
         path.touch()
-        for size, said in ((300 * 2**20, "too long: a table has at most"), (100 * 2**20, "is not a CSV table")):
+        for size, said in (
+            (300 * 2**20, "too long: a table has at most"),
+            (100 * 2**20, "is not a CSV table"),
+        ):
             os.truncate(path, size)  # zeros, which take no room on the disk
             with pytest.raises(InvalidInput, match=said):
                 fit_tables([path])
@@ -132,16 +143,24 @@ class TestOtherTools:
             ("nemo", "ddp: {use_megatron_fsdp: true, data_parallel_sharding_strategy: {a: 1}}"),
             ("nanotron", "parallelism: {dp: 2, tp: 1, pp: 2, pp_engine: [1f1b]}"),
             ("deepspeed", '{"zero_optimization": {"stage": 1.0}}'),
-            ("deepspeed", '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": ["cpu"]}}}'),
+            (
+                "deepspeed",
+                '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": ["cpu"]}}}',
+            ),
             (
                 "accelerate",
-                "{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 2, offload_param_device: []}}",
+                (
+                    "{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 2,"
+                    " offload_param_device: []}}"
+                ),
             ),
         ],
     )
     def test_values_of_other_kinds_are_refused(self, tool: str, text: str) -> None:
         with pytest.raises(InvalidInput):
-            TOOLS[tool].read(problem(), Given(text=text, stated={"micro_batch_seqs": 1, "accumulation": 1}))
+            TOOLS[tool].read(
+                problem(), Given(text=text, stated={"micro_batch_seqs": 1, "accumulation": 1})
+            )
 
     def test_a_key_given_twice_among_thousands_is_found_quickly(self) -> None:
         keys = ", ".join(f'"k{number}": 1' for number in [*range(20_000), 19_999])
@@ -161,8 +180,10 @@ class TestRunFolders:
     @pytest.mark.parametrize(
         "change",
         [
-            {"tokens_per_step": "64"}, {"tokens_per_step": 2**64}, {"node_seconds": [1.0]}, {"losses": ["a"]},
-            {"losses": [float("inf")]}, {"step_times_s": []}, {"step_times_s": [-1.0]}, {"peak_memory_bytes": [10**30]},
+            {"tokens_per_step": "64"}, {"tokens_per_step": 2**64}, {"node_seconds": [1.0]},
+            {"losses": ["a"]},
+            {"losses": [float("inf")]}, {"step_times_s": []}, {"step_times_s": [-1.0]},
+            {"peak_memory_bytes": [10**30]},
             {"mfu": float("nan")}, {"ended": "never"}, {"build_time_s": None},
         ],
     )  # fmt: skip
@@ -170,23 +191,31 @@ class TestRunFolders:
         self, tmp_path: Path, good: dict[str, object], change: dict[str, object]
     ) -> None:
         for outcome, expected in ((good, True), (good | change, False)):
-            (tmp_path / "outcome.json").write_text(json.dumps({"kind": "measurement", "outcome": outcome}))
+            (tmp_path / "outcome.json").write_text(
+                json.dumps({"kind": "measurement", "outcome": outcome})
+            )
             assert (RunFolder(tmp_path).outcome() is not None) is expected
 
     @pytest.mark.parametrize("named", ["/elsewhere/00001.1", "", 7, ["00001.1"], {}])
-    def test_an_outcome_of_another_folder(self, tmp_path: Path, good: dict[str, object], named: object) -> None:
+    def test_an_outcome_of_another_folder(
+        self, tmp_path: Path, good: dict[str, object], named: object
+    ) -> None:
         said = {"kind": "measurement", "outcome": good}
         for folder, expected in ((str(tmp_path), True), (named, False)):
             (tmp_path / "outcome.json").write_text(json.dumps({"run_folder": folder, **said}))
             assert (RunFolder(tmp_path).outcome() is not None) is expected
 
-    @pytest.mark.parametrize("text", ["null", "[]", '"text"', "{}", '{"kind": "failure", "outcome": {"kind": 1}}'])
+    @pytest.mark.parametrize(
+        "text", ["null", "[]", '"text"', "{}", '{"kind": "failure", "outcome": {"kind": 1}}']
+    )
     def test_a_file_that_is_no_outcome(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "outcome.json").write_text(text)
         assert RunFolder(tmp_path).outcome() is None
 
     def test_a_failure_comes_back_as_it_was(self, tmp_path: Path) -> None:
-        failure = Failure(kind=FailureKind.HUNG, message="m", log_tail="t", log_path="p", node_seconds=1.5)
+        failure = Failure(
+            kind=FailureKind.HUNG, message="m", log_tail="t", log_path="p", node_seconds=1.5
+        )
         RunFolder(tmp_path).write_outcome(failure)
         assert RunFolder(tmp_path).outcome() == failure
 
@@ -200,7 +229,10 @@ class TestLogs:
 
     def test_a_step_of_400_digits_is_none(self, tmp_path: Path) -> None:
         digits = b"9" * 400
-        line = b" iteration %s/ 1 | elapsed time per iteration (ms): 5.5 | max allocated: %s\n" % (digits, digits)
+        line = b" iteration %s/ 1 | elapsed time per iteration (ms): 5.5 | max allocated: %s\n" % (
+            digits,
+            digits,
+        )
         log = self.reader(tmp_path, line + line.replace(digits, b"7"))
         log.advance()
         assert [step.number for step in log.steps] == [1, 7]

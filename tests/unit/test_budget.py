@@ -16,19 +16,39 @@ def spent(probes: int = 0, driver_seconds: float = 0.0, node_seconds: float = 0.
 def test_only_the_limits_that_are_set_count() -> None:
     assert list(spent(10**6, 1e9, 1e9).limits(Budget())) == []
     found = list(spent(3, 600.0, 3600.0).limits(Budget(probes=4, node_hours=2.0)))
-    assert [(limit.name, limit.used, limit.allowed) for limit in found] == [("probes", 3, 4), ("node-hours", 1.0, 2.0)]
+    assert [(limit.name, limit.used, limit.allowed) for limit in found] == [
+        ("probes", 3, 4),
+        ("node-hours", 1.0, 2.0),
+    ]
 
 
 @pytest.mark.parametrize(
     ("budget", "just_below", "reached", "words"),
     [
         (Budget(probes=3), spent(probes=2), spent(probes=3), "3 of 3 probes"),
-        (Budget(minutes=2), spent(driver_seconds=119.9), spent(driver_seconds=120.0), "2 of 2 minutes"),
-        (Budget(node_hours=0.5), spent(node_seconds=1799), spent(node_seconds=1800), "0.5 of 0.5 node-hours"),
-        (Budget(probes=12_345), spent(probes=12_344), spent(probes=12_345), "12,345 of 12,345 probes"),
+        (
+            Budget(minutes=2),
+            spent(driver_seconds=119.9),
+            spent(driver_seconds=120.0),
+            "2 of 2 minutes",
+        ),
+        (
+            Budget(node_hours=0.5),
+            spent(node_seconds=1799),
+            spent(node_seconds=1800),
+            "0.5 of 0.5 node-hours",
+        ),
+        (
+            Budget(probes=12_345),
+            spent(probes=12_344),
+            spent(probes=12_345),
+            "12,345 of 12,345 probes",
+        ),
     ],
 )
-def test_each_limit_ends_a_campaign(budget: Budget, just_below: Spent, reached: Spent, words: str) -> None:
+def test_each_limit_ends_a_campaign(
+    budget: Budget, just_below: Spent, reached: Spent, words: str
+) -> None:
     assert just_below.exhausted(budget) is None
     assert str(reached.exhausted(budget)) == words
 
@@ -77,9 +97,15 @@ def test_a_hard_budget_charges_no_more_than_is_left(monkeypatch: pytest.MonkeyPa
     assert (tracker.charge(), tracker.spent().driver_seconds) == (0.0, pytest.approx(100.02))
     assert 0.01 <= tracker.overtime_s <= tracker.uncharged_s + 10
     overdrawn = BudgetTracker(budget, driver_seconds=110.0)
-    assert (overdrawn.charge(), overdrawn.spent().driver_seconds, overdrawn.overtime_s) == (0.0, 110.0, 0.0)
+    assert (overdrawn.charge(), overdrawn.spent().driver_seconds, overdrawn.overtime_s) == (
+        0.0,
+        110.0,
+        0.0,
+    )
 
 
 def test_a_limit_that_no_campaign_file_may_have_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"budget\.probes = 2147483648: expected at most 2,147,483,647"):
+    with pytest.raises(
+        InvalidInput, match=r"budget\.probes = 2147483648: expected at most 2,147,483,647"
+    ):
         Budget(probes=2**31)

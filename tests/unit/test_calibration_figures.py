@@ -1,4 +1,6 @@
-"""Figures of a cluster from timings: what was put in comes out, and what was not measured stays out."""
+"""Figures of a cluster from timings: what was put in comes out, and what was not measured stays
+out.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +59,24 @@ def found() -> Calibration:
     return calibration(BASE, seen(), NOON)
 
 
-def row(collective: str, size: int, time_s: float, level: str = "node", ranks: int = 4) -> dict[str, object]:
-    return {"collective": collective, "level": level, "ranks": ranks, "bytes": size, "time_s": time_s}
+def row(
+    collective: str, size: int, time_s: float, level: str = "node", ranks: int = 4
+) -> dict[str, object]:
+    return {
+        "collective": collective,
+        "level": level,
+        "ranks": ranks,
+        "bytes": size,
+        "time_s": time_s,
+    }
 
 
 def test_a_line_is_the_latency_and_bandwidth_that_made_it() -> None:
     sizes = [2**power for power in range(10, 27, 3)]
     rows = [
-        row(name, size, 5e-5 + link_bytes(name, 4, size) / 3e9) for name in ("broadcast", "scatter") for size in sizes
+        row(name, size, 5e-5 + link_bytes(name, 4, size) / 3e9)
+        for name in ("broadcast", "scatter")
+        for size in sizes
     ]
 
     for line in lines({"collectives": rows}):
@@ -76,7 +88,10 @@ def test_a_line_is_the_latency_and_bandwidth_that_made_it() -> None:
 
 def test_noise_is_reported_and_no_figure_falls_below_nothing() -> None:
     mib = 2**20
-    growing = [row("reduce", size * mib, size / 1e3 * factor) for size, factor in ((1, 0.8), (8, 1.2), (64, 1.0))]
+    growing = [
+        row("reduce", size * mib, size / 1e3 * factor)
+        for size, factor in ((1, 0.8), (8, 1.2), (64, 1.0))
+    ]
     flat = [row("scatter", size * mib, 0.002) for size in (1, 8)]
     once = [row("broadcast", 1000, 0.002)]
 
@@ -90,7 +105,9 @@ def test_noise_is_reported_and_no_figure_falls_below_nothing() -> None:
 
 def test_the_bytes_of_a_link_are_those_of_a_ring() -> None:
     assert link_bytes("all-reduce", 4, 1000) == pytest.approx(1500)
-    assert link_bytes("all-gather", 4, 1000) == link_bytes("all-to-all", 4, 1000) == pytest.approx(750)
+    assert (
+        link_bytes("all-gather", 4, 1000) == link_bytes("all-to-all", 4, 1000) == pytest.approx(750)
+    )
     assert link_bytes("broadcast", 4, 1000) == link_bytes("point-to-point", 4, 1000) == 1000
 
 
@@ -108,11 +125,14 @@ def test_products_tell_their_losses(found: Calibration) -> None:
     efficiencies = found.cluster.efficiencies
 
     assert efficiencies["tile_waves"] == pytest.approx(TILE_WAVES, rel=0.25)
-    assert efficiencies["reduction_depth"] == pytest.approx(REDUCTION_DEPTH, rel=0.35)  # a part is in the fastest rate
+    assert efficiencies["reduction_depth"] == pytest.approx(
+        REDUCTION_DEPTH, rel=0.35
+    )  # a part is in the fastest rate
     assert "kernel_s" not in efficiencies  # of an accelerator it cannot be told from the host
     assert found.cluster.matmul_tflops.fp16 is None
     assert found.cluster.matmul_tflops.bf16 == pytest.approx(
-        max(2 * m * n * k / product("bf16", m, n, k)["time_s"] for m, n, k in shapes()) / 1e12, rel=1e-3
+        max(2 * m * n * k / product("bf16", m, n, k)["time_s"] for m, n, k in shapes()) / 1e12,
+        rel=1e-3,
     )
 
 
@@ -126,7 +146,11 @@ def test_estimates_of_the_measured_cluster_are_what_was_measured(found: Calibrat
     for level, stride in (("node", 1), ("network", 8)):
         for size in (2**16, 2**28):
             told = ring_s(
-                machine, np.array([float(size)]), group=np.array([RANKS[level]]), stride=np.array([stride]), passes=2
+                machine,
+                np.array([float(size)]),
+                group=np.array([RANKS[level]]),
+                stride=np.array([stride]),
+                passes=2,
             )
             assert told[0] == pytest.approx(ring_row("all-reduce", level, size)["time_s"], rel=0.05)
     assert machine.memory_bytes_per_s == pytest.approx(1.5e12)
@@ -134,9 +158,13 @@ def test_estimates_of_the_measured_cluster_are_what_was_measured(found: Calibrat
     assert MATMUL_FLOPS["bf16"] > machine.matmul_flops
 
 
-def test_the_cluster_is_as_large_as_the_allocation_and_states_no_false_peak(found: Calibration) -> None:
+def test_the_cluster_is_as_large_as_the_allocation_and_states_no_false_peak(
+    found: Calibration,
+) -> None:
     assert (found.cluster.nodes, found.cluster.devices_per_node) == (4, 8)
-    assert found.cluster.peak_tflops == ByPrecision(bf16=300, fp16=300)  # fp32 ran faster than what was stated
+    assert found.cluster.peak_tflops == ByPrecision(
+        bf16=300, fp16=300
+    )  # fp32 ran faster than what was stated
     assert found.cluster.links.nic_gb_per_s == pytest.approx(6 * 8 / 4, rel=1e-3)
     assert found.cluster.links.host_gb_per_s == pytest.approx(20)
     assert not assumptions(found.cluster, "bf16")
@@ -155,24 +183,36 @@ def test_what_was_not_measured_is_not_in_it() -> None:
 
 def test_timings_that_follow_no_line_change_nothing_and_are_told() -> None:
     wild = [row("all-reduce", 2**power, 10.0 ** (power % 3 - 3)) for power in range(16, 27)]
-    rows = [product("fp32", 128, 512, 512), *(timed for timed in seen()["matmul"] if timed["precision"] != "fp32")]
+    rows = [
+        product("fp32", 128, 512, 512),
+        *(timed for timed in seen()["matmul"] if timed["precision"] != "fp32"),
+    ]
 
     found = calibration(BASE, seen(collectives=wild, matmul=rows), NOON)
 
     assert found.cluster.links.node_gb_per_s is None
     assert "node_links" not in found.cluster.efficiencies
     assert found.cluster.matmul_tflops.fp32 is None
-    assert [untold.split(":")[0] for untold in found.untold] == ["matmul_tflops.fp32", "links of a node"]
+    assert [untold.split(":")[0] for untold in found.untold] == [
+        "matmul_tflops.fp32",
+        "links of a node",
+    ]
 
 
 def test_a_written_file_reads_back_equal(found: Calibration, tmp_path: Path) -> None:
-    odd = replace(found, cluster=replace(found.cluster, name='a "quoted" name \\ \u00e9', source="# no comment"))
+    odd = replace(
+        found,
+        cluster=replace(found.cluster, name='a "quoted" name \\ \u00e9', source="# no comment"),
+    )
     out = tmp_path / "cluster.toml"
 
     write_measured(out, odd)
 
     assert read_cluster_file(out) == odd.cluster
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.measured.json", "cluster.toml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "cluster.measured.json",
+        "cluster.toml",
+    ]
     assert "# the fastest of 27 shapes" in out.read_text()
 
 

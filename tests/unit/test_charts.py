@@ -45,7 +45,8 @@ from support.charted import GIB, failed, measured, recorded, spec
 
 SPEC = spec()
 RECIPES = {
-    (r.tensor_parallel, r.pipeline_parallel, r.micro_batch_seqs): r for r in SPEC.space.survey(SPEC.problem).recipes
+    (r.tensor_parallel, r.pipeline_parallel, r.micro_batch_seqs): r
+    for r in SPEC.space.survey(SPEC.problem).recipes
 }
 """By TP, PP and micro-batch: all nine, on two devices."""
 BEST = RECIPES[1, 1, 4]
@@ -54,7 +55,9 @@ COLUMNS = ("rows", "kinds", "endings", "tokens_per_s", "node_seconds")
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Collected:
-    """Five recipes: one measured twice, one crashed first, one out of memory, one that hung for good."""
+    """Five recipes: one measured twice, one crashed first, one out of memory, one that hung for
+    good.
+    """
     return recorded(
         tmp_path_factory.mktemp("store") / "s.db",
         SPEC,
@@ -94,7 +97,9 @@ def test_history_pools_repeats_and_counts_every_attempt(collected: Collected) ->
     # The second measurement of the best brings its median from 500 down to (500 + 300) / 2.
     assert [row["best"] for row in rows] == [100, 500, 400, 400, 400, 400, 400]
     assert [row["tokens_per_s"] for row in rows] == [100, 500, 300, None, None, 200, None]
-    assert [row["spent"] for row in rows] == pytest.approx([0.01, 0.02, 0.03, 0.05, 0.06, 0.07, 0.08])
+    assert [row["spent"] for row in rows] == pytest.approx(
+        [0.01, 0.02, 0.03, 0.05, 0.06, 0.07, 0.08]
+    )
     assert "found by probe 3 of 7, after 0.03 of 0.08 node-hours" in chart.reading
 
 
@@ -133,19 +138,27 @@ def test_history_best_is_the_best_standing_after_each_probe(collected: Collected
             speeds[name] = [(speed, False) for speed, _ in standing]
         stands = [[speed for speed, _ in rows] for rows in speeds.values() if rows and rows[-1][1]]
         expected.append(max(map(statistics.median, stands), default=None))
-    attempts = chosen(collected.attempts, places, tokens_per_s=np.array(rates), kinds=np.array(kinds))
+    attempts = chosen(
+        collected.attempts, places, tokens_per_s=np.array(rates), kinds=np.array(kinds)
+    )
     rows = rows_of(chart_of(history(replace(collected, attempts=attempts))).spec, "probe")
     assert [row["best"] for row in rows] == expected
     assert None in expected[1:]  # every recipe had failed once
 
 
 def test_an_imported_table_has_no_course_of_a_search(collected: Collected) -> None:
-    imported = replace(collected, campaign=replace(collected.campaign, problem_summary={"figures": "imported"}))
+    imported = replace(
+        collected, campaign=replace(collected.campaign, problem_summary={"figures": "imported"})
+    )
     for draw in (history, node_hours):
-        assert draw(imported) == Missing(reason="Nothing ran here: the table's rows were measured elsewhere.")
+        assert draw(imported) == Missing(
+            reason="Nothing ran here: the table's rows were measured elsewhere."
+        )
 
 
-def test_history_of_many_probes_draws_some_thousand_and_every_step_of_the_best(collected: Collected) -> None:
+def test_history_of_many_probes_draws_some_thousand_and_every_step_of_the_best(
+    collected: Collected,
+) -> None:
     places = [*[0] * 9001, *range(1, len(collected.attempts))]
     many = replace(collected, attempts=chosen(collected.attempts, places))
     chart = chart_of(history(many))
@@ -153,15 +166,23 @@ def test_history_of_many_probes_draws_some_thousand_and_every_step_of_the_best(c
     assert len(rows) < MOST_DRAWN + 10
     assert {row["best"]: row["probe"] for row in reversed(rows)} == {100: 1, 500: 9002, 400: 9003}
     assert chart.remarks == (
-        f"{len(rows):,} of 9,007 probes are drawn: an even selection, and each step of the best so far.",
+        (
+            f"{len(rows):,} of 9,007 probes are drawn: an even selection, and each step of the best"
+            " so far."
+        ),
     )
     assert "found by probe 9003 of 9007" in chart.reading
-    assert sum(row["attempts"] for row in rows_of(chart_of(node_hours(many)).spec, "outcome")) == 9007
+    assert (
+        sum(row["attempts"] for row in rows_of(chart_of(node_hours(many)).spec, "outcome")) == 9007
+    )
 
 
 def test_node_hours_by_outcome(collected: Collected) -> None:
     rows = rows_of(chart_of(node_hours(collected)).spec, "outcome")
-    assert [(row["outcome"], row["attempts"]) for row in rows[:2]] == [("measured", 4), ("out-of-memory", 1)]
+    assert [(row["outcome"], row["attempts"]) for row in rows[:2]] == [
+        ("measured", 4),
+        ("out-of-memory", 1),
+    ]
     assert {row["outcome"]: row["spent"] for row in rows} == pytest.approx(
         {"measured": 0.04, "out-of-memory": 0.02, "hung": 0.01, "crashed": 0.01}
     )
@@ -183,13 +204,28 @@ def test_speed_memory_marks_the_front_of_the_store(collected: Collected) -> None
     assert len(chart.table.rows) == 2
 
 
-FRONT = [(100, 4, 1), (90, 5, 1), (80, 4, 2), (80, 4, 1), (70, 1, 2), (60, 2, 1), (60, 2, 1), (50, 3, 1)]
+FRONT = [
+    (100, 4, 1),
+    (90, 5, 1),
+    (80, 4, 2),
+    (80, 4, 1),
+    (70, 1, 2),
+    (60, 2, 1),
+    (60, 2, 1),
+    (50, 3, 1),
+]
 """(tokens/s, peak GiB, nodes), fastest first."""
 
 
 def test_recipes_without_a_known_peak_are_left_out_and_counted(tmp_path: Path) -> None:
-    outcomes = {(1, 1, 1): measured(500.0, 0.0), (1, 1, 4): measured(300.0, 1.0), (1, 2, 2): measured(200.0, 0.25)}
-    several = recorded(tmp_path / "s.db", SPEC, [(RECIPES[key], [found]) for key, found in outcomes.items()])
+    outcomes = {
+        (1, 1, 1): measured(500.0, 0.0),
+        (1, 1, 4): measured(300.0, 1.0),
+        (1, 2, 2): measured(200.0, 0.25),
+    }
+    several = recorded(
+        tmp_path / "s.db", SPEC, [(RECIPES[key], [found]) for key, found in outcomes.items()]
+    )
     chart = chart_of(speed_memory(several))
     assert chart.reading.startswith("2 of 2 recipes are on the front")
     assert "Left out: 1 recipe whose peak memory is unknown." in chart.remarks
@@ -210,7 +246,9 @@ def test_front_of_three_objectives_is_what_nothing_dominates(collected: Collecte
             rank=place,
             recipe=Recipe(devices=nodes, micro_batch_seqs=1, accumulation=8 // nodes),
             standing=replace(
-                collected.ranking[0].standing, tokens_per_s=tokens, peak_memory_bytes_max_rank=memory * GIB
+                collected.ranking[0].standing,
+                tokens_per_s=tokens,
+                peak_memory_bytes_max_rank=memory * GIB,
             ),
         )
         for place, (tokens, memory, nodes) in enumerate(FRONT, start=1)
@@ -233,7 +271,9 @@ def test_front_of_speed_and_memory_is_the_store_s(collected: Collected) -> None:
 
 @pytest.mark.parametrize("names", [["tokens"], ["tokens", "tokens"], ["tokens", "speed"], []])
 def test_objectives_are_two_or_more_known_ones(names: list[str]) -> None:
-    with pytest.raises(InvalidInput, match=r"--objectives = .*: expected two or more of tokens, memory, nodes"):
+    with pytest.raises(
+        InvalidInput, match=r"--objectives = .*: expected two or more of tokens, memory, nodes"
+    ):
         checked_objectives(names)
 
 
@@ -243,7 +283,9 @@ def test_feasibility_has_a_cell_for_each_corner_with_a_legal_recipe(collected: C
         for row in rows_of(chart_of(feasibility(collected)).spec, "state")
     }
     assert set(cells) == set(RECIPES)
-    states = {corner: cell["state"] for corner, cell in cells.items() if cell["state"] != "not tried"}
+    states = {
+        corner: cell["state"] for corner, cell in cells.items() if cell["state"] != "not tried"
+    }
     assert states == {
         (1, 1, 1): "all ran",
         (1, 1, 4): "all ran",
@@ -258,9 +300,15 @@ def test_feasibility_has_a_cell_for_each_corner_with_a_legal_recipe(collected: C
 
 def test_feasibility_of_a_corner_where_some_failed(tmp_path: Path) -> None:
     both = spec(space={"recompute": ["none", "full"]})
-    recipes = [r for r in both.space.survey(both.problem).recipes if (r.tensor_parallel, r.pipeline_parallel) == (1, 1)]
+    recipes = [
+        r
+        for r in both.space.survey(both.problem).recipes
+        if (r.tensor_parallel, r.pipeline_parallel) == (1, 1)
+    ]
     one, other = (r for r in recipes if r.micro_batch_seqs == 4)
-    found = feasibility(recorded(tmp_path / "s.db", both, [(one, [failed()]), (other, [measured(1.0)])]))
+    found = feasibility(
+        recorded(tmp_path / "s.db", both, [(one, [failed()]), (other, [measured(1.0)])])
+    )
     row = next(row for row in rows_of(chart_of(found).spec, "state") if row["words"] == "1/2")
     assert (row["state"], row["legal"]) == ("some ran, some failed", 2)
 
@@ -268,12 +316,18 @@ def test_feasibility_of_a_corner_where_some_failed(tmp_path: Path) -> None:
 def test_predicted_errors_are_relative_to_the_measurement(collected: Collected) -> None:
     chart = chart_of(predicted(collected))
     expected = {row.recipe: row for row in estimate_many(list(RECIPES.values()), SPEC.problem)}
-    errors = [expected[row.recipe].tokens_per_s / row.standing.tokens_per_s - 1 for row in collected.ranking]
+    errors = [
+        expected[row.recipe].tokens_per_s / row.standing.tokens_per_s - 1
+        for row in collected.ranking
+    ]
     assert [cells[4] for cells in chart.table.rows] == [f"{100 * error:+.0f} %" for error in errors]
     mean = statistics.fmean(map(abs, errors))
     assert f"tokens/s are off by {100 * mean:.0f} % on average" in chart.reading
     assert "rank correlation" not in chart.reading, "three recipes are too few for an order"
-    assert "Of 1 recipes that ran out of memory the model had called 0 too large; of 3 that ran, 0." in chart.remarks
+    assert (
+        "Of 1 recipes that ran out of memory the model had called 0 too large; of 3 that ran, 0."
+        in chart.remarks
+    )
 
 
 def test_measured_recipes_are_counted_in_their_intervals(tmp_path: Path) -> None:
@@ -295,23 +349,38 @@ def test_order_agreement_is_the_rank_correlation() -> None:
 
 def test_sensitivity_states_what_each_point_rests_on(collected: Collected) -> None:
     chart = chart_of(sensitivity(collected))
-    assert list(dict.fromkeys(row["knob"] for row in rows_of(chart.spec, "knob"))) == ["TP", "PP", "micro-batch"]
+    assert list(dict.fromkeys(row["knob"] for row in rows_of(chart.spec, "knob"))) == [
+        "TP",
+        "PP",
+        "micro-batch",
+    ]
     assert "Accumulation follows from the fixed global batch" in chart.reading
-    tensor, micro = list(curve("tensor_parallel", collected, BEST)), list(curve("micro_batch_seqs", collected, BEST))
+    tensor, micro = (
+        list(curve("tensor_parallel", collected, BEST)),
+        list(curve("micro_batch_seqs", collected, BEST)),
+    )
     assert [(p["value"], p["source"], p["note"]) for p in tensor] == [
         ("1", "the recipe itself", ""),
         ("2", "failed", "out-of-memory"),
     ]
     assert [p["source"] for p in micro] == ["measured", "estimated", "the recipe itself"]
-    guess = {row.recipe: row.tokens_per_s for row in estimate_many([BEST, RECIPES[1, 1, 2]], SPEC.problem)}
-    assert [p["tokens_per_s"] for p in micro] == pytest.approx([100, 400 * guess[RECIPES[1, 1, 2]] / guess[BEST], 400])
+    guess = {
+        row.recipe: row.tokens_per_s
+        for row in estimate_many([BEST, RECIPES[1, 1, 2]], SPEC.problem)
+    }
+    assert [p["tokens_per_s"] for p in micro] == pytest.approx(
+        [100, 400 * guess[RECIPES[1, 1, 2]] / guess[BEST], 400]
+    )
 
 
 def test_sensitivity_names_why_a_value_is_illegal(tmp_path: Path) -> None:
     odd = spec(space={"tensor_parallel": [1, 3], "micro_batch_seqs": [1, 2]})
     recipe = odd.space.survey(odd.problem).recipes[0]
     found = recorded(tmp_path / "s.db", odd, [(recipe, [measured(1.0)])])
-    assert "Not drawn, since no other value is legal while the rest stays: TP." in chart_of(sensitivity(found)).remarks
+    assert (
+        "Not drawn, since no other value is legal while the rest stays: TP."
+        in chart_of(sensitivity(found)).remarks
+    )
     assert [p["source"] for p in curve("tensor_parallel", found, found.ranking[0].recipe)] == [
         "the recipe itself",
         "no legal recipe",
@@ -321,11 +390,25 @@ def test_sensitivity_names_why_a_value_is_illegal(tmp_path: Path) -> None:
 
 def test_parallel_coordinates_draw_the_fastest_last(collected: Collected) -> None:
     rows = rows_of(chart_of(parallel_coordinates(collected)).spec, "height")
-    assert list(dict.fromkeys(row["recipe"] for row in rows)) == [row.recipe_id for row in collected.ranking][::-1]
-    best = {row["axis"]: row["height"] for row in rows if row["recipe"] == collected.ranking[0].recipe_id}
-    assert best == {"PP": 0.0, "micro-batch": 1.0, "peak GiB": 1.0, "tokens/s": 1.0}  # all measured have TP 1
+    assert (
+        list(dict.fromkeys(row["recipe"] for row in rows))
+        == [row.recipe_id for row in collected.ranking][::-1]
+    )
+    best = {
+        row["axis"]: row["height"]
+        for row in rows
+        if row["recipe"] == collected.ranking[0].recipe_id
+    }
+    assert best == {
+        "PP": 0.0,
+        "micro-batch": 1.0,
+        "peak GiB": 1.0,
+        "tokens/s": 1.0,
+    }  # all measured have TP 1
     many = replace(collected, ranked=3 * MOST_LINES)
-    assert chart_of(parallel_coordinates(many)).remarks == (f"The {2 * MOST_LINES} slowest recipes are not drawn.",)
+    assert chart_of(parallel_coordinates(many)).remarks == (
+        f"The {2 * MOST_LINES} slowest recipes are not drawn.",
+    )
 
 
 def test_charts_without_data_state_why(tmp_path: Path, collected: Collected) -> None:
@@ -335,7 +418,9 @@ def test_charts_without_data_state_why(tmp_path: Path, collected: Collected) -> 
         assert isinstance(found, Missing)
         assert found.reason.endswith(".")
     few = importance(collected)
-    assert few == Missing(reason=f"Importance needs at least {FEWEST_RECIPES} measured recipes; there are 3.")
+    assert few == Missing(
+        reason=f"Importance needs at least {FEWEST_RECIPES} measured recipes; there are 3."
+    )
     assert shap(collected) == few
 
 
@@ -345,7 +430,9 @@ RECOMPUTE = {"none": 1.0, "full": 0.8}
 
 @pytest.fixture(scope="module")
 def factorial(tmp_path_factory: pytest.TempPathFactory) -> Collected:
-    """36 recipes, every combination of four knobs, of which TP decides much, recompute a little, the others nothing."""
+    """36 recipes, every combination of four knobs, of which TP decides much, recompute a little,
+    the others nothing.
+    """
     campaign = spec(
         cluster={"devices_per_node": 4},
         problem={"global_batch": 16},
@@ -359,7 +446,9 @@ def factorial(tmp_path_factory: pytest.TempPathFactory) -> Collected:
     )
     recipes = campaign.space.survey(campaign.problem).recipes
     assert len(recipes) == 36
-    outcomes = [(r, [measured(1000 * TENSOR[r.tensor_parallel] * RECOMPUTE[r.recompute])]) for r in recipes]
+    outcomes = [
+        (r, [measured(1000 * TENSOR[r.tensor_parallel] * RECOMPUTE[r.recompute])]) for r in recipes
+    ]
     return recorded(tmp_path_factory.mktemp("store") / "s.db", campaign, outcomes)
 
 
@@ -368,20 +457,31 @@ def test_importance_finds_the_knobs_that_decide(factorial: Collected) -> None:
     shares: dict[str, list[float]] = {"PED-ANOVA": [], "fANOVA": []}
     for row in rows_of(chart.spec, "method"):
         shares[row["method"]].append(row["share"] / 100)
-    assert [row[0] for row in chart.table.rows] == ["TP", "micro-batch", "recompute", "optimizer state"]
+    assert [row[0] for row in chart.table.rows] == [
+        "TP",
+        "micro-batch",
+        "recompute",
+        "optimizer state",
+    ]
     assert "the best 14 % of 36" in chart.reading
     for found in shares.values():
         assert sum(found) == pytest.approx(1.0)
         assert found[0] > found[2] > max(found[1], found[3])
-    # fANOVA is the share of variance: speeds are 1000 x TP x recompute, so that of their means over each alone.
-    means = [1000 * factor * 0.9 for factor in TENSOR.values()], [1000 * factor * 1.75 / 3 for factor in (1.0, 0.8)]
+    # fANOVA is the share of variance: speeds are 1000 x TP x recompute, so that of their means over
+    # each alone.
+    means = (
+        [1000 * factor * 0.9 for factor in TENSOR.values()],
+        [1000 * factor * 1.75 / 3 for factor in (1.0, 0.8)],
+    )
     tensor, recompute = (statistics.pvariance(row) for row in means)
     assert shares["fANOVA"][0] == pytest.approx(tensor / (tensor + recompute), abs=0.02)
     assert importance(factorial) == chart, "the same campaign gives the same figures"
 
 
 def test_importance_of_equal_speeds_is_missing(factorial: Collected) -> None:
-    equal = [replace(row, standing=replace(row.standing, tokens_per_s=1.0)) for row in factorial.ranking]
+    equal = [
+        replace(row, standing=replace(row.standing, tokens_per_s=1.0)) for row in factorial.ranking
+    ]
     found = importance(replace(factorial, ranking=equal))
     assert isinstance(found, Missing)
     assert "same speed" in found.reason
@@ -389,7 +489,9 @@ def test_importance_of_equal_speeds_is_missing(factorial: Collected) -> None:
 
 @pytest.mark.system
 def test_shap_values_are_those_of_the_formula(factorial: Collected) -> None:
-    """Of a sum of independent terms (the logarithms) each knob's Shapley value is its own term, less its mean."""
+    """Of a sum of independent terms (the logarithms) each knob's Shapley value is its own term,
+    less its mean.
+    """
     pytest.importorskip("shap")
     varied = knobs(factorial.survey, [row.recipe for row in factorial.ranking])
     found, explained = shap_effects(varied, factorial.ranking)
@@ -422,12 +524,34 @@ def test_outcomes_differ_in_color_and_in_symbol() -> None:
     [
         (960, {"hconcat": [{}, {}], "usermeta": {"least": 400, "margin": 80}}, 2, 400),
         (600, {"hconcat": [{}, {}], "usermeta": {"least": 400, "margin": 80}}, 1, 520),
-        (960, {"facet": {}, "columns": 4, "spec": {}, "usermeta": {"panels": 5, "least": 230, "margin": 52}}, 3, 268),
-        (960, {"facet": {}, "columns": 4, "spec": {}, "usermeta": {"panels": 4, "least": 230, "margin": 52}}, 4, 188),
+        (
+            960,
+            {
+                "facet": {},
+                "columns": 4,
+                "spec": {},
+                "usermeta": {"panels": 5, "least": 230, "margin": 52},
+            },
+            3,
+            268,
+        ),
+        (
+            960,
+            {
+                "facet": {},
+                "columns": 4,
+                "spec": {},
+                "usermeta": {"panels": 4, "least": 230, "margin": 52},
+            },
+            4,
+            188,
+        ),
         (960, {"mark": "bar"}, 1, 960),
     ],
 )
-def test_fitted_panels_fill_the_width_in_even_rows(width: int, spec: Any, columns: int, panel: int) -> None:
+def test_fitted_panels_fill_the_width_in_even_rows(
+    width: int, spec: Any, columns: int, panel: int
+) -> None:
     found = fitted(spec, width)
     panels = found.get("hconcat") or found.get("vconcat") or [found.get("spec", found)]
     assert [one["width"] for one in panels] == [panel] * len(panels)

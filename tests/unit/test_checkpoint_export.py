@@ -1,4 +1,6 @@
-"""Exported checkpoints: what transformers loads of them, how they are cut into files, and what is refused."""
+"""Exported checkpoints: what transformers loads of them, how they are cut into files, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -59,10 +61,16 @@ def replayed(folder: Path, model: Model) -> Gpt:
 
 def apart(mine: Gpt, folder: Path) -> float:
     """The largest difference of the model's logits from those of the exported one."""
-    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), (
+        info
+    )
     vocabulary = theirs.config.vocab_size
-    tokens = torch.randint(0, vocabulary, (2, SEQUENCE_LENGTH), generator=torch.Generator().manual_seed(2))
+    tokens = torch.randint(
+        0, vocabulary, (2, SEQUENCE_LENGTH), generator=torch.Generator().manual_seed(2)
+    )
     with torch.no_grad():
         return float((mine(tokens)[..., :vocabulary] - theirs.eval()(tokens).logits).abs().max())
 
@@ -70,12 +78,16 @@ def apart(mine: Gpt, folder: Path) -> float:
 @pytest.mark.parametrize("form", FORMS)
 def test_transformers_computes_the_same_logits(form: str, tmp_path: Path) -> None:
     mine = replayed(tmp_path / "replay", small_model(**FORMS[form]))
-    found = export(open_checkpoint(tmp_path / "replay"), tmp_path / "model", most_file_bytes=200_000)
+    found = export(
+        open_checkpoint(tmp_path / "replay"), tmp_path / "model", most_file_bytes=200_000
+    )
     assert found.files > 1
     assert apart(mine, tmp_path / "model") < LIMIT
     with torch.no_grad():
-        mine.blocks["3"].feed_forward.down.weight.mul_(1.01) if "experts" not in FORMS[form] else mine.norm.weight.add_(
-            1
+        (
+            mine.blocks["3"].feed_forward.down.weight.mul_(1.01)
+            if "experts" not in FORMS[form]
+            else mine.norm.weight.add_(1)
         )
     assert apart(mine, tmp_path / "model") > LIMIT
 
@@ -93,7 +105,12 @@ def test_files_are_bounded_and_indexed(tmp_path: Path) -> None:
     assert [file.name for file in files] == sorted(set(index["weight_map"].values()))
     held = {name: (file.name, tensor) for file in files for name, tensor in load_file(file).items()}
     assert {name: place for name, (place, _) in held.items()} == index["weight_map"]
-    assert index["metadata"]["total_size"] == found.size_bytes == whole.size_bytes == 4 * found.parameters
+    assert (
+        index["metadata"]["total_size"]
+        == found.size_bytes
+        == whole.size_bytes
+        == 4 * found.parameters
+    )
     assert all(sum(tensor.nbytes for tensor in load_file(file).values()) <= most for file in files)
     assert whole.files == 1
     again = load_file(tmp_path / "whole" / "model.safetensors")
@@ -101,7 +118,10 @@ def test_files_are_bounded_and_indexed(tmp_path: Path) -> None:
     assert not again
     halved = export(checkpoint, tmp_path / "halved", dtype="bf16")
     assert halved.size_bytes * 2 == whole.size_bytes
-    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "halved").dtype == torch.bfloat16
+    assert (
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "halved").dtype
+        == torch.bfloat16
+    )
 
 
 def test_the_tokenizer_of_prepared_data_goes_along(tmp_path: Path) -> None:
@@ -123,10 +143,13 @@ def test_the_tokenizer_of_prepared_data_goes_along(tmp_path: Path) -> None:
 
 
 UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
-    "another gate": ({"activation": "geglu"}, 'llama comes nearest, without model.activation = "geglu"'),
-    "sinks alone": ({"attention_sinks": True}, "llama comes nearest, without model.attention_sinks = true"),
+    "another gate": ({"activation": "geglu"},
+        'llama comes nearest, without model.activation = "geglu"'),
+    "sinks alone": ({"attention_sinks": True},
+        "llama comes nearest, without model.attention_sinks = true"),
     "both of Gemma's": (
-        GEMMA, "gemma2 comes nearest, without model.window_rotary_theta = 500.0, model.attention_sinks = true",
+        GEMMA, "gemma2 comes nearest, without model.window_rotary_theta = 500.0, "
+               "model.attention_sinks = true",
     ),
     "shared experts of another attention": (
         EXPERTS | {"shared_experts": 1}, "mixtral comes nearest, without model.shared_experts = 1",
@@ -144,7 +167,9 @@ def test_a_model_that_transformers_lacks_is_refused_by_name(case: str, tmp_path:
     assert not (tmp_path / "model").exists()
 
 
-def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, out = tmp_path / "replay", tmp_path / "model"
 
     def refusal(**options: Any) -> str:
@@ -185,7 +210,9 @@ def test_generated_text_is_the_model_s_and_of_the_seed(tmp_path: Path) -> None:
     (folder / "job.json").write_text(json.dumps(job))
     checkpoint = open_checkpoint(folder)
 
-    [found] = generate(checkpoint, GenerateSettings(prompt="ab", samples=1, tokens=40, temperature=0))
+    [found] = generate(
+        checkpoint, GenerateSettings(prompt="ab", samples=1, tokens=40, temperature=0)
+    )
     row = list(b"ab")
     with torch.no_grad():
         for _ in range(40):
@@ -200,5 +227,7 @@ def test_generated_text_is_the_model_s_and_of_the_seed(tmp_path: Path) -> None:
     (folder / "job.json").write_text(json.dumps(job))
     with pytest.raises(FrontrunnerError, match=r"the tokenizer of .*tokens.bin is not known"):
         generate(open_checkpoint(folder), GenerateSettings())
-    with pytest.raises(FrontrunnerError, match=r"--device = \"cuda:99\": expected a device of this machine"):
+    with pytest.raises(
+        FrontrunnerError, match=r"--device = \"cuda:99\": expected a device of this machine"
+    ):
         generate(checkpoint, GenerateSettings(prompt="a", device="cuda:99"))

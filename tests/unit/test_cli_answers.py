@@ -62,7 +62,9 @@ def environment(**more: str) -> dict[str, str]:
 
 @cache
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, once: in a folder of these tests it answers the same to all who ask again."""
+    """Run a command to its end, once: in a folder of these tests it answers the same to all who ask
+    again.
+    """
     return warm_command_line().run(arguments, cwd=cwd, environment=environment())
 
 
@@ -70,14 +72,20 @@ def answer(*arguments: str, cwd: Path) -> Any:
     finished = run(*arguments, "--json", cwd=cwd)
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr == ""
-    return json.loads(finished.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    return json.loads(
+        finished.stdout, parse_constant=lambda name: pytest.fail(f"{name} is no JSON")
+    )
 
 
 def on_a_terminal(*arguments: str, cwd: Path, columns: int) -> str:
     """What a terminal of so many columns shows, escapes included."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        command(*arguments), cwd=cwd, env=environment(COLUMNS=str(columns), TERM="xterm"), stdout=theirs, stderr=theirs
+        command(*arguments),
+        cwd=cwd,
+        env=environment(COLUMNS=str(columns), TERM="xterm"),
+        stdout=theirs,
+        stderr=theirs,
     ) as child:
         os.close(theirs)
         shown = b""
@@ -104,7 +112,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert finished.stderr.count(" of 30 probes)\n") == PROBES
     assert "campaign sim finished: the budget is used up: 30 of 30 probes" in finished.stderr
     assert re.search(r"frontrunner show [0-9a-f]{12} +# why it ranks first", finished.stdout)
-    assert "frontrunner replay" not in finished.stdout  # simulated for a device that is not here: it would be refused
+    assert (
+        "frontrunner replay" not in finished.stdout
+    )  # simulated for a device that is not here: it would be refused
     assert "sim: exhaustive over" in finished.stderr
     assert "legal recipes, simulated" in finished.stderr
     assert "Simulated: these figures come from rough formulas" in finished.stdout
@@ -118,7 +128,9 @@ def ranking(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_best_orders_by_tokens_and_says_how_far_each_is_behind(ranking: list[dict[str, Any]]) -> None:
+def test_best_orders_by_tokens_and_says_how_far_each_is_behind(
+    ranking: list[dict[str, Any]],
+) -> None:
     assert [row["rank"] for row in ranking] == list(range(1, len(ranking) + 1))
     speeds = [row["standing"]["tokens_per_s"] for row in ranking]
     assert speeds == sorted(speeds, reverse=True)
@@ -133,13 +145,17 @@ def test_best_orders_by_tokens_and_says_how_far_each_is_behind(ranking: list[dic
 
 def test_best_answers_other_questions(folder: Path, ranking: list[dict[str, Any]]) -> None:
     limit_gb = sorted(row["standing"]["peak_memory_bytes_max_rank"] for row in ranking)[5] / 1e9
-    found = answer("best", "sim", "--by", "memory", "--top", "3", "--max-memory-gb", str(limit_gb), cwd=folder)
+    found = answer(
+        "best", "sim", "--by", "memory", "--top", "3", "--max-memory-gb", str(limit_gb), cwd=folder
+    )
     sizes = [row["standing"]["peak_memory_bytes_max_rank"] for row in found]
     assert sizes == sorted(row["standing"]["peak_memory_bytes_max_rank"] for row in ranking)[:3]
 
 
 def test_the_ranking_names_three_levels_of_sharding(tmp_path: Path) -> None:
-    text = CAMPAIGN.replace('["none", "zero-1"]', '["3-level-1/2", "3-level-2/2"]').replace("[1, 2, 4]", "[1]")
+    text = CAMPAIGN.replace('["none", "zero-1"]', '["3-level-1/2", "3-level-2/2"]').replace(
+        "[1, 2, 4]", "[1]"
+    )
     (tmp_path / "levels.toml").write_text(text)
 
     shown = on_a_terminal("launch", "levels.toml", cwd=tmp_path, columns=80)
@@ -156,16 +172,26 @@ def test_pareto_is_what_nothing_beats_in_both(folder: Path, ranking: list[dict[s
     expected = {
         row["recipe_id"]
         for row in ranking
-        if not any(o != figures(row) and o[0] >= figures(row)[0] and o[1] >= figures(row)[1] for o in everything)
+        if not any(
+            o != figures(row) and o[0] >= figures(row)[0] and o[1] >= figures(row)[1]
+            for o in everything
+        )
     }
     assert {row["recipe_id"] for row in answer("pareto", cwd=folder)} == expected
 
 
 def test_status_failures_and_campaigns_agree(folder: Path, ranking: list[dict[str, Any]]) -> None:
-    status, failed, campaigns = (answer(name, cwd=folder) for name in ("status", "failures", "campaigns"))
+    status, failed, campaigns = (
+        answer(name, cwd=folder) for name in ("status", "failures", "campaigns")
+    )
     assert failed, "this space is meant to hold recipes that do not fit"
     assert status["campaign"]["state"] == "finished"
-    assert status["trials"] == {"queued": 0, "running": 0, "measured": len(ranking), "failed": len(failed)}
+    assert status["trials"] == {
+        "queued": 0,
+        "running": 0,
+        "measured": len(ranking),
+        "failed": len(failed),
+    }
     assert status["failures"] == {"out-of-memory": len(failed)}
     assert status["best"]["recipe_id"] == ranking[0]["recipe_id"]
     assert len(ranking) + len(failed) == PROBES
@@ -183,26 +209,43 @@ def test_show_explains_a_rank(folder: Path, ranking: list[dict[str, Any]]) -> No
     assert appearance["above"]["recipe_id"] == ranking[0]["recipe_id"]
     assert appearance["below"]["recipe_id"] == ranking[2]["recipe_id"]
     assert appearance["attempts"][0]["provenance"]["command_line"][1:] == ["launch", "sim.toml"]
-    matrices, attention = 4 * 2 * 128 * (2 * 128 + 2 * 64 + 2 * 512) + 2 * 128 * 384, 4 * 4 * 128 * 128
+    matrices, attention = (
+        4 * 2 * 128 * (2 * 128 + 2 * 64 + 2 * 512) + 2 * 128 * 384,
+        4 * 4 * 128 * 128,
+    )
     halved = (matrices + attention / 2) / (matrices + attention)
     assert appearance["mfu_megatron"] == pytest.approx(appearance["standing"]["mfu"] * halved)
     shown = run("show", ranking[1]["recipe_id"], cwd=folder).stdout
     assert "as Megatron-LM counts, attention halved" in shown
     steps = re.findall(r"steps (\S+)", shown)
-    assert float(steps[0]) == pytest.approx(1000 * appearance["attempts"][0]["outcome"]["step_times_s"][0], rel=0.005)
+    assert float(steps[0]) == pytest.approx(
+        1000 * appearance["attempts"][0]["outcome"]["step_times_s"][0], rel=0.005
+    )
 
 
-def test_what_to_do_next_names_the_campaign_where_another_measured_the_winner_too(folder: Path, tmp_path: Path) -> None:
+def test_what_to_do_next_names_the_campaign_where_another_measured_the_winner_too(
+    folder: Path, tmp_path: Path
+) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     finished = run("launch", "sim.toml", "--name", "again", cwd=tmp_path)
-    assert re.search(r"frontrunner show [0-9a-f]{12} --campaign again +# why it ranks first", finished.stdout)
+    assert re.search(
+        r"frontrunner show [0-9a-f]{12} --campaign again +# why it ranks first", finished.stdout
+    )
 
 
-def test_simulated_figures_are_called_so_wherever_they_are_shown(folder: Path, ranking: list[dict[str, Any]]) -> None:
+def test_simulated_figures_are_called_so_wherever_they_are_shown(
+    folder: Path, ranking: list[dict[str, Any]]
+) -> None:
     winner = ranking[0]["recipe_id"]
     assert {row["figures"] for row in ranking + answer("pareto", cwd=folder)} == {"simulated"}
     assert [row["figures"] for row in answer("campaigns", cwd=folder)] == ["simulated"]
-    for arguments in (["best"], ["pareto"], ["status"], ["show", winner], ["compare", winner, ranking[1]["recipe_id"]]):
+    for arguments in (
+        ["best"],
+        ["pareto"],
+        ["status"],
+        ["show", winner],
+        ["compare", winner, ranking[1]["recipe_id"]],
+    ):
         assert (
             "Simulated: these figures come from rough formulas; nothing was trained"
             in run(*arguments, cwd=folder).stdout
@@ -211,7 +254,9 @@ def test_simulated_figures_are_called_so_wherever_they_are_shown(folder: Path, r
     assert "measured" not in run("best", cwd=folder).stdout
 
 
-def test_compare_prints_what_differs_and_how_much_faster(folder: Path, ranking: list[dict[str, Any]]) -> None:
+def test_compare_prints_what_differs_and_how_much_faster(
+    folder: Path, ranking: list[dict[str, Any]]
+) -> None:
     first, second = ranking[0], next(row for row in ranking if row["recipe"]["recompute"] == "full")
     ids = [row["recipe_id"] for row in (first, second)]
     found = answer("compare", *ids, cwd=folder)
@@ -220,22 +265,31 @@ def test_compare_prints_what_differs_and_how_much_faster(folder: Path, ranking: 
     assert found["same_problem"] is True
     own, other = (row["recipe"] for row in (first, second))
     assert {name.replace(" ", "_") for name in found["differing"]} >= {"recompute"}
-    assert all(own[name.replace(" ", "_")] != other[name.replace(" ", "_")] for name in found["differing"])
+    assert all(
+        own[name.replace(" ", "_")] != other[name.replace(" ", "_")] for name in found["differing"]
+    )
     text = run("compare", *ids, cwd=folder).stdout
     assert re.search(rf"tokens/s over the first's +1.00 +{ratio:.2f}", text)
     assert re.search(r"^recompute +none +full", text, re.MULTILINE)
     assert "tensor parallel" not in text or "tensor parallel" in found["differing"]
     own = answer("campaigns", cwd=folder)[0]["name"]
     assert answer("compare", own, own, cwd=folder)["differing"] == {}
-    assert "the campaigns have the same specification" in run("compare", own, own, cwd=folder).stdout
+    assert (
+        "the campaigns have the same specification" in run("compare", own, own, cwd=folder).stdout
+    )
     alone = run("compare", ids[0], cwd=folder)
-    assert (alone.returncode, alone.stderr.startswith("error: expected two recipe ids or more")) == (2, True)
+    assert (
+        alone.returncode,
+        alone.stderr.startswith("error: expected two recipe ids or more"),
+    ) == (2, True)
 
 
 def test_space_counts_every_point(folder: Path) -> None:
     found = answer("space", "sim.toml", cwd=folder)
     refused = sum(row["points"] for row in found["refused"])
-    assert found["points"] == 3 * 3 * 3 * 2 * 2 == found["legal_recipes"] + found["repeats"] + refused
+    assert (
+        found["points"] == 3 * 3 * 3 * 2 * 2 == found["legal_recipes"] + found["repeats"] + refused
+    )
 
 
 def test_dataframe_writes_a_row_an_attempt(folder: Path, tmp_path: Path) -> None:
@@ -257,27 +311,76 @@ def test_text_for_people_is_plain_when_piped_and_fits_a_terminal(
     assert (piped.returncode, piped.stderr) == (0, "")
     assert ESCAPE not in piped.stdout
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", on_a_terminal(*wanted, cwd=folder, columns=80))
-    too_long = [line for line in shown.splitlines() if len(line.rstrip()) > 80 and not line.startswith(UNBROKEN)]
+    too_long = [
+        line
+        for line in shown.splitlines()
+        if len(line.rstrip()) > 80 and not line.startswith(UNBROKEN)
+    ]
     assert not too_long
 
 
 MISTAKES: dict[str, tuple[list[str], int, str, str]] = {
-    "a campaign that is not there": (["best", "smi"], 2, "there is no campaign 'smi'", "did you mean 'sim'?"),
-    "a campaign beside another": (["compare", "sim", "smi"], 2, "there is no campaign 'smi'", "did you mean 'sim'?"),
-    "another order": (["best", "--by", "token"], 2, 'by = "token": expected one of', "did you mean 'tokens'?"),
-    "no limit": (["best", "--max-memory-gb", "nan"], 2, "max_memory_gb = nan: expected a size above 0", ""),
-    "a limit below all": (["best", "--max-memory-gb", "1e-9"], 7, "has no measured recipe with", "status sim"),
+    "a campaign that is not there": (
+        ["best", "smi"],
+        2,
+        "there is no campaign 'smi'",
+        "did you mean 'sim'?",
+    ),
+    "a campaign beside another": (
+        ["compare", "sim", "smi"],
+        2,
+        "there is no campaign 'smi'",
+        "did you mean 'sim'?",
+    ),
+    "another order": (
+        ["best", "--by", "token"],
+        2,
+        'by = "token": expected one of',
+        "did you mean 'tokens'?",
+    ),
+    "no limit": (
+        ["best", "--max-memory-gb", "nan"],
+        2,
+        "max_memory_gb = nan: expected a size above 0",
+        "",
+    ),
+    "a limit below all": (
+        ["best", "--max-memory-gb", "1e-9"],
+        7,
+        "has no measured recipe with",
+        "status sim",
+    ),
     "a limit below all, elsewhere": (
         ["best", "--max-memory-gb", "1e-9", "--store", "./frontrunner.db"],
         7,
         "campaign sim (finished) has no measured recipe with a peak within --max-memory-gb",
         "hint: frontrunner status sim --store ./frontrunner.db\n",
     ),
-    "a short recipe id": (["show", "abc"], 2, 'recipe id = "abc": expected at least the first 4', ""),
+    "a short recipe id": (
+        ["show", "abc"],
+        2,
+        'recipe id = "abc": expected at least the first 4',
+        "",
+    ),
     "an unknown recipe": (["show", "ffffffffffff"], 2, "ffffffffffff", ""),
-    "a table of no kind": (["dataframe", "--out", "x.txt"], 2, 'out = "x.txt": expected a name that ends with', ""),
-    "a name that is taken": (["launch", "sim.toml", "--name", "sim"], 2, "'sim' exists already", "resume sim"),
-    "nothing to resume": (["resume", "smi"], 2, "there is no campaign 'smi'", "did you mean 'sim'?"),
+    "a table of no kind": (
+        ["dataframe", "--out", "x.txt"],
+        2,
+        'out = "x.txt": expected a name that ends with',
+        "",
+    ),
+    "a name that is taken": (
+        ["launch", "sim.toml", "--name", "sim"],
+        2,
+        "'sim' exists already",
+        "resume sim",
+    ),
+    "nothing to resume": (
+        ["resume", "smi"],
+        2,
+        "there is no campaign 'smi'",
+        "did you mean 'sim'?",
+    ),
     "nothing to replay": (["replay", "ffffffffffff", "--steps", "5"], 2, "ffffffffffff", ""),
 }
 
@@ -311,10 +414,16 @@ REPORT = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=s
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["best"], ["status"], ["space", "sim.toml"]], ids=lambda arguments: arguments[0]
+    "arguments",
+    [["--help"], ["best"], ["status"], ["space", "sim.toml"]],
+    ids=lambda arguments: arguments[0],
 )
 def test_reading_imports_nothing_heavy(arguments: list[str], folder: Path) -> None:
-    code = REPORT + f"sys.argv = {['frontrunner', *arguments]!r}; from frontrunner.cli.main import main; main()"
+    code = (
+        REPORT
+        + f"sys.argv = {['frontrunner', *arguments]!r}; from frontrunner.cli.main import main;"
+        " main()"
+    )
     finished = subprocess.run(
         [sys.executable, "-P", "-c", code],
         cwd=folder, env=environment(), capture_output=True, text=True, timeout=60, check=True,

@@ -1,4 +1,6 @@
-"""The command line as a person's shell runs it: every mistake is one message, its exit code, and nothing written."""
+"""The command line as a person's shell runs it: every mistake is one message, its exit code, and
+nothing written.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +46,22 @@ probes = 1
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("FRONTRUNNER_")}
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith("FRONTRUNNER_")
+    }
     return warm_command_line().run(arguments, cwd=cwd, environment=environment)
 
 
 def error_of(finished: subprocess.CompletedProcess[str]) -> str:
-    """What a command that failed as it should says: a line with the error, and perhaps one with a hint."""
+    """What a command that failed as it should says: a line with the error, and perhaps one with a
+    hint.
+    """
     assert finished.stdout == ""
     lines = finished.stderr.splitlines()
-    assert [line.partition(" ")[0] for line in lines] in (["error:"], ["error:", "hint:"]), finished.stderr
+    assert [line.partition(" ")[0] for line in lines] in (
+        ["error:"],
+        ["error:", "hint:"],
+    ), finished.stderr
     assert all(line.isprintable() and len(line) < 400 for line in lines)
     return finished.stderr
 
@@ -76,7 +85,9 @@ def test_hints_name_the_store_or_the_service_that_was_given(option_name: str) ->
     for group in (store, users):
         commands |= {f"{group.name} {name}": found for name, found in group.commands.items()}
     assert set(known) == {
-        one for one, found in commands.items() if option_name in {option.name for option in found.params}
+        one
+        for one, found in commands.items()
+        if option_name in {option.name for option in found.params}
     }
     with click.Context(frontrunner) as context:
         assert located("frontrunner plan FILE") == "frontrunner plan FILE"
@@ -84,11 +95,18 @@ def test_hints_name_the_store_or_the_service_that_was_given(option_name: str) ->
         assert located("frontrunner plan FILE") == "frontrunner plan 'my c.toml'"
         context.meta[f"{AT_HAND}{option_name}"] = "a b"
         option = f" --{option_name} 'a b'"
-        assert located("run: frontrunner best, or wait") == f"run: frontrunner best{option}, or wait"
-        assert located("`frontrunner show 01` says why") == f"`frontrunner show 01{option}` says why"
+        assert (
+            located("run: frontrunner best, or wait") == f"run: frontrunner best{option}, or wait"
+        )
+        assert (
+            located("`frontrunner show 01` says why") == f"`frontrunner show 01{option}` says why"
+        )
         assert located("frontrunner import-config x") == "frontrunner import-config x"
         after = option if option_name == "store" else "  # where the store is"
-        assert located("frontrunner resume c --take-over") == f"frontrunner resume c --take-over{after}"
+        assert (
+            located("frontrunner resume c --take-over")
+            == f"frontrunner resume c --take-over{after}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -107,20 +125,51 @@ def test_commands_to_paste_begin_with_what_was_typed(
     monkeypatch.setattr(sys, "argv", [typed])
     monkeypatch.setattr("frontrunner.config.settings.shutil.which", lambda _: on_path)
     with click.Context(frontrunner):
-        assert located("`frontrunner best`; run: frontrunner best") == f"`{begins} best`; run: {begins} best"
+        assert (
+            located("`frontrunner best`; run: frontrunner best")
+            == f"`{begins} best`; run: {begins} best"
+        )
 
 
 MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "launch of nothing": (["launch"], 2, r"expected a campaign FILE or --example NAME"),
-    "launch of two": (["launch", "c.toml", "--example", "laptop"], 2, r"expected a campaign FILE or --example NAME"),
-    "unknown example": (["launch", "--example", "lapto"], 2, r"no example 'lapto'\nhint: did you mean 'laptop'\?"),
-    "unknown command": (["laucnh", "c.toml"], 2, r"no command 'laucnh'\nhint: did you mean 'launch'\?"),
-    "unknown option": (["launch", "--nonsense", "c.toml"], 2, r"No such option '--nonsense'.*\nhint: .* launch --help"),
+    "launch of two": (
+        ["launch", "c.toml", "--example", "laptop"],
+        2,
+        r"expected a campaign FILE or --example NAME",
+    ),
+    "unknown example": (
+        ["launch", "--example", "lapto"],
+        2,
+        r"no example 'lapto'\nhint: did you mean 'laptop'\?",
+    ),
+    "unknown command": (
+        ["laucnh", "c.toml"],
+        2,
+        r"no command 'laucnh'\nhint: did you mean 'launch'\?",
+    ),
+    "unknown option": (
+        ["launch", "--nonsense", "c.toml"],
+        2,
+        r"No such option '--nonsense'.*\nhint: .* launch --help",
+    ),
     "missing argument": (["show"], 2, "Missing argument 'RECIPE_ID'"),
-    "a path that is not text": (["launch", "\udcff.toml"], 2, r"argument '\\udcff\.toml' is not valid UTF-8"),
+    "a path that is not text": (
+        ["launch", "\udcff.toml"],
+        2,
+        r"argument '\\udcff\.toml' is not valid UTF-8",
+    ),
     "no such file": (["launch", "none.toml"], 2, "no campaign file at none.toml"),
-    "key in the file": (["launch", "bad.toml"], 2, r"bad\.toml: model\.layers = 0: expected at least 1"),
-    "name with a line break": (["launch", "c.toml", "--name", "a\nb"], 2, r'name = "a\\nb": expected 1 to 64 of'),
+    "key in the file": (
+        ["launch", "bad.toml"],
+        2,
+        r"bad\.toml: model\.layers = 0: expected at least 1",
+    ),
+    "name with a line break": (
+        ["launch", "c.toml", "--name", "a\nb"],
+        2,
+        r'name = "a\\nb": expected 1 to 64 of',
+    ),
     "another kind of file": (["best", "--store", "c.toml"], 4, r"c\.toml is not an SQLite file"),
     "a campaign file for a recipe": (
         ["explain", "c.toml"],
@@ -137,19 +186,34 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
         2,
         '--to = "gguf": expected one of safetensors',
     ),
-    "a tool that is not known": (["export", "0123", "--to", "megatronlm"], 2, "did you mean 'megatron-lm'"),
+    "a tool that is not known": (
+        ["export", "0123", "--to", "megatronlm"],
+        2,
+        "did you mean 'megatron-lm'",
+    ),
     "no configuration": (
         ["import-config", "c.toml", "--from", "nemo", "--campaign", "c.toml", "--out", "r.json"],
         2,
         "c.toml: not usable YAML: expected a table of keys and values",
     ),
-    "nothing legal": (["launch", "illegal.toml"], 7, "none of the space's 2 points is legal: 2 x global-batch"),
-    "unknown store command": (["store", "chekc"], 2, r"no command 'store chekc'\nhint: did you mean 'check'\?"),
+    "nothing legal": (
+        ["launch", "illegal.toml"],
+        7,
+        "none of the space's 2 points is legal: 2 x global-batch",
+    ),
+    "unknown store command": (
+        ["store", "chekc"],
+        2,
+        r"no command 'store chekc'\nhint: did you mean 'check'\?",
+    ),
     "no archive": (["unarchive", "none.jsonl"], 2, r"no archive at none\.jsonl"),
     "a server that is not there": (
         ["best", "--store", "postgresql+psycopg://me:hush@127.0.0.1:1/d"],
         4,
-        r"postgresql\+psycopg://me:\[redacted\]@127\.0\.0\.1:1/d cannot be reached: .*\nhint: check host, port",
+        (
+            r"postgresql\+psycopg://me:\[redacted\]@127\.0\.0\.1:1/d cannot be reached: .*\nhint:"
+            r" check host, port"
+        ),
     ),
     "no store": (["best"], 2, "there is no store at .*frontrunner.db"),
 }
@@ -162,7 +226,9 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "bad.toml").write_text(CAMPAIGN.replace("layers = 4", "layers = 0"))
     (tmp_path / "syntax.toml").write_text("[model]]\n")
     illegal = CAMPAIGN.replace("global_batch = 16", "global_batch = 7")
-    (tmp_path / "illegal.toml").write_text(illegal.replace("[space]", "[space]\nmicro_batch_seqs = [2, 3]"))
+    (tmp_path / "illegal.toml").write_text(
+        illegal.replace("[space]", "[space]\nmicro_batch_seqs = [2, 3]")
+    )
     return tmp_path
 
 
@@ -181,7 +247,10 @@ def test_a_recipe_that_was_only_simulated_is_not_profiled(folder: Path) -> None:
     recipe = json.loads(launched.stdout)["best"][0]["recipe_id"]
     before = sorted(entry.name for entry in folder.iterdir())
     finished = run("profile", recipe, cwd=folder)
-    assert f"recipe {recipe} is of a simulated campaign, so there is no training to profile" in error_of(finished)
+    assert (
+        f"recipe {recipe} is of a simulated campaign, so there is no training to profile"
+        in error_of(finished)
+    )
     assert finished.returncode == 2
     unknown = run("profile", "abcdefabcdef", cwd=folder)
     assert "no recipe id begins with 'abcdefabcdef'" in error_of(unknown)
@@ -190,7 +259,9 @@ def test_a_recipe_that_was_only_simulated_is_not_profiled(folder: Path) -> None:
 
 
 def test_resume_reports_a_changed_file_and_raises_the_budget(folder: Path) -> None:
-    (folder / "c.toml").write_text(CAMPAIGN.replace("[space]", "[space]\nmicro_batch_seqs = [1, 2, 4]"))
+    (folder / "c.toml").write_text(
+        CAMPAIGN.replace("[space]", "[space]\nmicro_batch_seqs = [1, 2, 4]")
+    )
     assert run("launch", "c.toml", "--store", "s.db", cwd=folder).returncode == 0
     assert "warning" not in run("resume", "--store", "s.db", cwd=folder).stderr
 
@@ -198,7 +269,10 @@ def test_resume_reports_a_changed_file_and_raises_the_budget(folder: Path) -> No
         (folder / "c.toml").write_text((folder / "c.toml").read_text().replace(old, new))
         return run("resume", "--store", "s.db", cwd=folder).stderr.splitlines()[0]
 
-    what = f"warning: {folder}/c.toml differs ({{}}) from campaign c, which goes on as it is stored; to use "
+    what = (
+        f"warning: {folder}/c.toml differs ({{}}) from campaign c, which goes on as it is stored;"
+        " to use "
+    )
     command = "frontrunner resume c --probes 2 --store s.db"
     assert warning("probes = 1", "probes = 2") == what.format("budget") + f"it: {command}"
     raised = run(*command.split()[1:], cwd=folder)
@@ -208,7 +282,10 @@ def test_resume_reports_a_changed_file_and_raises_the_budget(folder: Path) -> No
     assert [event.data for event in events if event.kind == "budget"] == [
         {"probes": 2, "probes_before": 1, "user": acting_user()}
     ]
-    again = f"the file, and the results that still hold: frontrunner launch {folder}/c.toml --store s.db"
+    again = (
+        f"the file, and the results that still hold: frontrunner launch {folder}/c.toml --store"
+        " s.db"
+    )
     assert warning("_device = 1.0", "_device = 2.0") == what.format("cluster") + again
     refused = run("resume", "--store", "s.db", "--probes", "0", cwd=folder)
     assert "error: budget.probes = 0: expected a number above 0" in refused.stderr
@@ -239,7 +316,9 @@ def test_or_resume_warns_of_values_by_set_that_it_does_not_read(folder: Path) ->
     assert run(*command, cwd=folder).returncode == 0
     assert "warning" not in run(*command, cwd=folder).stderr
     seen = run(*command, "--set", "budget.probes=3", cwd=folder).stderr
-    assert "warning: campaign c goes on as it was launched; not read: --set budget.probes=3\n" in seen
+    assert (
+        "warning: campaign c goes on as it was launched; not read: --set budget.probes=3\n" in seen
+    )
 
 
 def test_a_budget_that_measuring_again_passed_says_how_to_go_on(folder: Path) -> None:
@@ -256,7 +335,14 @@ def test_a_budget_that_measuring_again_passed_says_how_to_go_on(folder: Path) ->
 
 
 def test_a_used_up_budget_of_node_hours_and_money_names_both_options(folder: Path) -> None:
-    limits = ("--set", "budget.node_hours=1e-9", "--set", "budget.cost=1e-9", "--set", "cluster.price_per_node_hour=9")
+    limits = (
+        "--set",
+        "budget.node_hours=1e-9",
+        "--set",
+        "budget.cost=1e-9",
+        "--set",
+        "cluster.price_per_node_hour=9",
+    )
     assert run("launch", "c.toml", *limits, cwd=folder).returncode == 0
     assert (
         run("budget", cwd=folder).stderr
@@ -271,7 +357,10 @@ def test_measure_ends_with_the_code_of_what_it_could_not_measure(folder: Path) -
     (folder / "small.toml").write_text(CAMPAIGN.replace("_device = 1.0", "_device = 0.001"))
     failed = json.loads(run("launch", "small.toml", "--json", cwd=folder).stdout)
     assert not failed["best"]
-    (recipe,) = (row["trial"]["recipe_id"] for row in json.loads(run("failures", "small", "--json", cwd=folder).stdout))
+    (recipe,) = (
+        row["trial"]["recipe_id"]
+        for row in json.loads(run("failures", "small", "--json", cwd=folder).stdout)
+    )
     again = run("measure", recipe, "--campaign", "small", cwd=folder)
     assert again.returncode == 6
     assert "error: campaign small: 0 of 1 measured as asked\n" in again.stderr
@@ -294,9 +383,12 @@ def test_the_version_is_the_package_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [*COMMANDS, *(f"store {part}" for part in ("check", "backup", "upgrade", "copy", "prune"))]
+    "command",
+    [*COMMANDS, *(f"store {part}" for part in ("check", "backup", "upgrade", "copy", "prune"))],
 )
-def test_help_fits_a_screen_and_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_fits_a_screen_and_has_examples(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     frontrunner([*command.split(), "--help"], standalone_mode=False)
     text = capsys.readouterr().out
     assert len(text.splitlines()) <= 50

@@ -1,4 +1,6 @@
-"""Where probes run: the keys of [dispatch], the jobs that are at hand, and how agents are started."""
+"""Where probes run: the keys of [dispatch], the jobs that are at hand, and how agents are
+started.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,17 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         'dispatch.backend = "dask": expected one of local, allocation, parsl, ray',
     ),
     "no scheduler": ({"backend": "parsl", "walltime": "01:00:00"}, "dispatch.scheduler is missing"),
-    "unknown scheduler": (ASKED | {"scheduler": "sge"}, 'dispatch.scheduler = "sge": expected one of slurm, pbs, lsf'),
+    "unknown scheduler": (
+        ASKED | {"scheduler": "sge"},
+        'dispatch.scheduler = "sge": expected one of slurm, pbs, lsf',
+    ),
     "flux": (ASKED | {"scheduler": "flux"}, "start within a Flux job"),
     "kubernetes": (ASKED | {"scheduler": "kubernetes"}, "pods have none"),
     "no walltime": ({"backend": "parsl", "scheduler": "slurm"}, "dispatch.walltime is missing"),
-    "seconds": (ASKED | {"walltime": "01:00:30"}, 'dispatch.walltime = "01:00:30": expected "HH:MM:00"'),
+    "seconds": (
+        ASKED | {"walltime": "01:00:30"},
+        'dispatch.walltime = "01:00:30": expected "HH:MM:00"',
+    ),
     "too short": (ASKED | {"walltime": "00:02:00"}, "at least probe.deadline_s + 120 s = 180 s"),
     "a key of another scheduler": (
         ASKED | {"scheduler": "pbs", "qos": "debug"},
@@ -43,18 +51,30 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         'dispatch.allocations = 2: expected no such key unless dispatch.backend = "parsl" or "ray"',
     ),
     "a key that nothing reads": ({"backend": "local", "launcher": "srun"}, "dispatch.launcher"),
-    "a request without a backend": ({"account": "ABC"}, 'dispatch.account = "ABC": expected no such key unless'),
-    "another scheduler's option": (ASKED | {"scheduler_options": ["#PBS -l x"]}, "lines that begin with #SBATCH"),
+    "a request without a backend": (
+        {"account": "ABC"},
+        'dispatch.account = "ABC": expected no such key unless',
+    ),
+    "another scheduler's option": (
+        ASKED | {"scheduler_options": ["#PBS -l x"]},
+        "lines that begin with #SBATCH",
+    ),
     "a shell in a word": (ASKED | {"queue": "batch; rm -rf ~"}, "one word, without blanks"),
     "a line's end in a word": (ASKED | {"account": "A\n#SBATCH --x"}, "one word, without blanks"),
     "two lines in one": (ASKED | {"worker_init": ["a\nb"]}, "a list of lines"),
     "few nodes": (ASKED | {"nodes_per_allocation": 1}, "at least cluster.nodes = 2"),
-    "no nodes": (ASKED | {"nodes_per_allocation": 0}, "dispatch.nodes_per_allocation = 0: expected at least 1"),
+    "no nodes": (
+        ASKED | {"nodes_per_allocation": 0},
+        "dispatch.nodes_per_allocation = 0: expected at least 1",
+    ),
     "an address without a port": (
         {"backend": "ray", "address": "ray://head"},
         'dispatch.address = "ray://head": expected auto, local, HOST:PORT or ray://HOST:PORT',
     ),
-    "an address that Ray does not read": ({"backend": "parsl", "address": "auto"}, "unless dispatch.backend = "),
+    "an address that Ray does not read": (
+        {"backend": "parsl", "address": "auto"},
+        "unless dispatch.backend = ",
+    ),
     "a launcher under Ray": (
         {"backend": "ray", "launcher": "srun"},
         'dispatch.launcher = "srun": expected no such key with dispatch.backend = "ray"',
@@ -95,7 +115,9 @@ def test_several_nodes_without_a_job_name_both_ways() -> None:
 
 
 def test_a_job_of_fewer_nodes_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=re.escape("cluster.nodes = 3: expected at most the 2 of slurm job 12")):
+    with pytest.raises(
+        InvalidInput, match=re.escape("cluster.nodes = 3: expected at most the 2 of slurm job 12")
+    ):
         source({}, SLURM_JOB, nodes=3)
 
 
@@ -123,7 +145,9 @@ RAY_SOURCES = {
 @pytest.mark.parametrize("kind", RAY_SOURCES)
 def test_ray_reserves_a_nodes_devices(kind: str) -> None:
     cluster, resources = RAY_SOURCES[kind]
-    spec = spec_of(tiny(cluster=NODES | cluster | {"devices_per_node": 4}, dispatch={"backend": "ray"}))
+    spec = spec_of(
+        tiny(cluster=NODES | cluster | {"devices_per_node": 4}, dispatch={"backend": "ray"})
+    )
     found = node_source(spec.dispatch, spec.problem.cluster, {})
     assert found is not None
     assert (found.nodes, found.node_resources, found.held) == (2, resources, None)
@@ -133,27 +157,39 @@ def test_ray_reserves_other_resources_beside_the_devices() -> None:
     found = source({"backend": "ray", "resources": {"accelerator_type:H100": 0.001}}, {})
     assert found.node_resources == {"CPU": 1.0, "accelerator_type:H100": 0.001}
     with pytest.raises(
-        InvalidInput, match=r"dispatch\.resources\.CPU = 4\.0: expected no entry: cluster\.devices_per_node"
+        InvalidInput,
+        match=r"dispatch\.resources\.CPU = 4\.0: expected no entry: cluster\.devices_per_node",
     ):
         source({"backend": "ray", "resources": {"CPU": 4}}, {})
-    with pytest.raises(InvalidInput, match=r"dispatch\.resources\.x = 0\.0: expected an amount above 0"):
+    with pytest.raises(
+        InvalidInput, match=r"dispatch\.resources\.x = 0\.0: expected an amount above 0"
+    ):
         source({"backend": "ray", "resources": {"x": 0}}, {})
 
 
 def test_a_local_ray_cluster_has_one_node() -> None:
-    with pytest.raises(InvalidInput, match=r'cluster\.nodes = 2: expected 1 with dispatch\.address = "local"'):
+    with pytest.raises(
+        InvalidInput, match=r'cluster\.nodes = 2: expected 1 with dispatch\.address = "local"'
+    ):
         source({"backend": "ray", "address": "local"}, {})
 
 
 def test_commands_need_the_files_that_their_arguments_name() -> None:
     dispatch = {"backend": "ray", "shared_files": False}
-    with pytest.raises(InvalidInput, match=r"dispatch\.shared_files = false: expected true with commands"):
-        spec_of({"evaluator": "command"} | tiny(cluster=NODES, dispatch=dispatch, command={"arguments": ["train"]}))
+    with pytest.raises(
+        InvalidInput, match=r"dispatch\.shared_files = false: expected true with commands"
+    ):
+        spec_of(
+            {"evaluator": "command"}
+            | tiny(cluster=NODES, dispatch=dispatch, command={"arguments": ["train"]})
+        )
 
 
 LAUNCHES = {
-    "srun": "srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --nodelist a,b --overlap --cpu-bind=none --mpi=none "
-    "--kill-on-bad-exit=1 -x agent",
+    "srun": (
+        "srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --nodelist a,b --overlap --cpu-bind=none"
+        " --mpi=none --kill-on-bad-exit=1 -x agent"
+    ),
     "mpiexec": "mpiexec -n 2 -ppn 1 -hosts a,b -x agent",
     "mpirun": "mpirun -np 2 --map-by ppr:1:node --bind-to none --host a,b -x agent",
     "flux": "flux run -N 2 -n 2 --requires=hosts:a,b -o cpu-affinity=off -x agent",
@@ -208,15 +244,30 @@ def test_schedulers_that_are_not_there_say_nothing(monkeypatch: pytest.MonkeyPat
 
 def test_a_node_needs_no_more_than_the_trainer_does() -> None:
     program = (
-        "import sys; import frontrunner.evaluators.cluster.agent, frontrunner.evaluators.cluster.agent; "
-        "print(*{name.partition('.')[0] for name in sys.modules})"
+        "import sys; import frontrunner.evaluators.cluster.agent,"
+        " frontrunner.evaluators.cluster.agent; print(*{name.partition('.')[0] for name in"
+        " sys.modules})"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
-    heavy = {"numpy", "pandas", "pydantic", "sqlalchemy", "parsl", "optuna", "click", "rich", "torch"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
+    )
+    heavy = {
+        "numpy",
+        "pandas",
+        "pydantic",
+        "sqlalchemy",
+        "parsl",
+        "optuna",
+        "click",
+        "rich",
+        "torch",
+    }
     assert not heavy & set(done.stdout.split())
 
 
 def test_an_interchange_whose_driver_is_gone_already_does_not_stay() -> None:
     command = [sys.executable, "-P", "-m", "frontrunner.evaluators.cluster.batch"]
-    stranger = subprocess.run([*command, "1"], stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60)
+    stranger = subprocess.run(
+        [*command, "1"], stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60
+    )
     assert (stranger.returncode, stranger.stderr) == (1, b"")

@@ -1,4 +1,6 @@
-"""Which allocations a campaign asks for, keeps and lets go of, with allocations that no batch system stands behind."""
+"""Which allocations a campaign asks for, keeps and lets go of, with allocations that no batch
+system stands behind.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from frontrunner.evaluators.cluster.environment import Allocation
 from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource
 from frontrunner.evaluators.protocol import NodesUnavailable
 
-SETTINGS = DispatchSettings(backend="parsl", scheduler="slurm", walltime="01:00:00", queue_limit_minutes=1.0)
+SETTINGS = DispatchSettings(
+    backend="parsl", scheduler="slurm", walltime="01:00:00", queue_limit_minutes=1.0
+)
 SOURCE = NodeSource(scheduler="slurm", nodes=2, allocations=2, launcher="srun", settings=SETTINGS)
 
 
@@ -98,7 +102,9 @@ def test_probes_start_where_there_is_room(pool: Pool, asked: list[Imagined]) -> 
     assert placed(pool, waiting(1, 1)) == {"0": "frontrunner-1", "1": "frontrunner-1"}
 
 
-def test_an_allocation_near_its_end_is_followed_by_another(pool: Pool, asked: list[Imagined]) -> None:
+def test_an_allocation_near_its_end_is_followed_by_another(
+    pool: Pool, asked: list[Imagined]
+) -> None:
     placed(pool, waiting(1))
     asked[0].begin(end_s=80.0)
     assert placed(pool, waiting(1), now_s=20.0) == {}
@@ -108,7 +114,9 @@ def test_an_allocation_near_its_end_is_followed_by_another(pool: Pool, asked: li
     assert placed(pool, waiting(1), now_s=25.0) == {"0": "frontrunner-2"}
 
 
-def test_an_allocation_that_has_run_may_end_without_a_word(pool: Pool, asked: list[Imagined]) -> None:
+def test_an_allocation_that_has_run_may_end_without_a_word(
+    pool: Pool, asked: list[Imagined]
+) -> None:
     placed(pool, waiting(1))
     asked[0].begin()
     asked[0].end()
@@ -116,7 +124,9 @@ def test_an_allocation_that_has_run_may_end_without_a_word(pool: Pool, asked: li
     assert len(asked) == 2
 
 
-def test_a_refused_request_is_told_in_the_scheduler_s_words(pool: Pool, asked: list[Imagined]) -> None:
+def test_a_refused_request_is_told_in_the_scheduler_s_words(
+    pool: Pool, asked: list[Imagined]
+) -> None:
     placed(pool, waiting(1))
     asked[0].job_id = None  # type: ignore[assignment]
     asked[0].end("sbatch: error: invalid account")
@@ -124,7 +134,9 @@ def test_a_refused_request_is_told_in_the_scheduler_s_words(pool: Pool, asked: l
         placed(pool, waiting(1))
 
 
-def test_allocations_that_never_get_ready_are_not_asked_for_for_ever(pool: Pool, asked: list[Imagined]) -> None:
+def test_allocations_that_never_get_ready_are_not_asked_for_for_ever(
+    pool: Pool, asked: list[Imagined]
+) -> None:
     placed(pool, waiting(1))
     for _ in range(MAX_FAILED_STARTS - 1):
         asked[-1].end()
@@ -135,14 +147,19 @@ def test_allocations_that_never_get_ready_are_not_asked_for_for_ever(pool: Pool,
     assert len(asked) == MAX_FAILED_STARTS
 
 
-def test_the_queue_s_time_is_limited_and_the_allocation_s_is_not(pool: Pool, asked: list[Imagined]) -> None:
+def test_the_queue_s_time_is_limited_and_the_allocation_s_is_not(
+    pool: Pool, asked: list[Imagined]
+) -> None:
     placed(pool, waiting(2), now_s=1.0)
     asked[0].begin()
     placed(pool, waiting(2), now_s=3000.0)
     placed(pool, waiting(2, 2, 2, 2), now_s=3000.0)
     asked[-1].queued_s, asked[-1].ready_s = 3000.0, None
     placed(pool, waiting(2), now_s=3050.0)
-    with pytest.raises(NodesUnavailable, match=r"allocation 7 has waited for more than dispatch\.queue_limit_minutes"):
+    with pytest.raises(
+        NodesUnavailable,
+        match=r"allocation 7 has waited for more than dispatch\.queue_limit_minutes",
+    ):
         placed(pool, waiting(2), now_s=3061.0)
 
 
@@ -160,11 +177,15 @@ def refuse(allocation: Imagined) -> None:
     allocation.end("QOSMaxSubmitJobPerUserLimit")
 
 
-def test_a_refused_second_allocation_leaves_the_first_its_probes(pool: Pool, asked: list[Imagined]) -> None:
+def test_a_refused_second_allocation_leaves_the_first_its_probes(
+    pool: Pool, asked: list[Imagined]
+) -> None:
     busy_first_and_second_to_come(pool, asked)
     refuse(asked[1])
     placed(pool, waiting(2, 2))
-    assert (len(asked), asked[0].is_given_back) == (2, False), "and no second one is asked for again"
+    assert (len(asked), asked[0].is_given_back) == (2, False), (
+        "and no second one is asked for again"
+    )
     asked[0].end()
     for _ in range(2):
         placed(pool, waiting(2, 2))
@@ -176,20 +197,26 @@ def test_a_refused_second_allocation_leaves_the_first_its_probes(pool: Pool, ask
         placed(pool, waiting(2, 2))
 
 
-def test_a_second_allocation_that_waits_too_long_is_given_back(pool: Pool, asked: list[Imagined]) -> None:
+def test_a_second_allocation_that_waits_too_long_is_given_back(
+    pool: Pool, asked: list[Imagined]
+) -> None:
     busy_first_and_second_to_come(pool, asked)
     for _ in range(2):
         placed(pool, waiting(2), now_s=61.0)
     assert [one.is_given_back for one in asked] == [False, True]
 
 
-def test_nodes_that_nothing_waits_for_any_more_are_not_asked_for(pool: Pool, asked: list[Imagined]) -> None:
+def test_nodes_that_nothing_waits_for_any_more_are_not_asked_for(
+    pool: Pool, asked: list[Imagined]
+) -> None:
     busy_first_and_second_to_come(pool, asked)
     pool.withdraw_requests()
     assert [one.is_given_back for one in asked] == [False, True]
 
 
-def test_what_a_request_lacks_is_known_until_it_has_nodes(pool: Pool, asked: list[Imagined]) -> None:
+def test_what_a_request_lacks_is_known_until_it_has_nodes(
+    pool: Pool, asked: list[Imagined]
+) -> None:
     pool.place([Waiting("a", 2, 60.0)], 0.0)
     asked[0].waits_for = "1 of 2 nodes"
     assert pool.waits_for == "1 of 2 nodes"
@@ -197,7 +224,9 @@ def test_what_a_request_lacks_is_known_until_it_has_nodes(pool: Pool, asked: lis
     assert pool.waits_for == ""
 
 
-def test_probes_start_on_the_nodes_that_are_not_set_aside(pool: Pool, asked: list[Imagined]) -> None:
+def test_probes_start_on_the_nodes_that_are_not_set_aside(
+    pool: Pool, asked: list[Imagined]
+) -> None:
     placed(pool, waiting(1, 1))
     asked[0].begin()
     pool.avoid({"n1": "node n1 is set aside"}, due=())
@@ -214,7 +243,9 @@ def test_probes_start_on_the_nodes_that_are_not_set_aside(pool: Pool, asked: lis
     assert placed(pool, waiting(1)) == {"0": "frontrunner-1"}
 
 
-def test_an_allocation_with_too_few_nodes_left_is_replaced_and_not_for_ever(pool: Pool, asked: list[Imagined]) -> None:
+def test_an_allocation_with_too_few_nodes_left_is_replaced_and_not_for_ever(
+    pool: Pool, asked: list[Imagined]
+) -> None:
     placed(pool, waiting(2))
     pool.avoid({"n1": "node n1 is set aside since 12:00"}, due=())
     for _ in range(MAX_FAILED_STARTS - 1):
@@ -222,7 +253,10 @@ def test_an_allocation_with_too_few_nodes_left_is_replaced_and_not_for_ever(pool
         assert placed(pool, waiting(2)) == {}
         assert asked[-2].is_given_back
     asked[-1].begin()
-    with pytest.raises(NodesUnavailable, match=r"1 of the 2 nodes are left .* 2 or more: node n1 is set aside since"):
+    with pytest.raises(
+        NodesUnavailable,
+        match=r"1 of the 2 nodes are left .* 2 or more: node n1 is set aside since",
+    ):
         placed(pool, waiting(2))
 
 

@@ -1,4 +1,6 @@
-"""What batch systems are asked for: the submit scripts that follow from [dispatch], and the scripts of exports."""
+"""What batch systems are asked for: the submit scripts that follow from [dispatch], and the scripts
+of exports.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ from frontrunner.spaces.errors import InvalidInput
 from frontrunner.store import LocalStore
 from support.campaigns import spec_of, tiny, write_toml
 
-ANSWERS = {"sbatch": "Submitted batch job 7", "qsub": "7.pbs", "bsub": "Job <7> is submitted to queue <batch>."}
+ANSWERS = {
+    "sbatch": "Submitted batch job 7",
+    "qsub": "7.pbs",
+    "bsub": "Job <7> is submitted to queue <batch>.",
+}
 
 SLURM = """\
 #!/bin/bash
@@ -107,7 +113,13 @@ REQUESTS = {
 
 
 def source_of(scheduler: str, keys: dict[str, object]) -> NodeSource:
-    asked = {"backend": "parsl", "scheduler": scheduler, "walltime": "01:30:00", "nodes_per_allocation": 4, **keys}
+    asked = {
+        "backend": "parsl",
+        "scheduler": scheduler,
+        "walltime": "01:30:00",
+        "nodes_per_allocation": 4,
+        **keys,
+    }
     spec = spec_of(tiny(cluster={"nodes": 4, "devices_per_node": 1}, dispatch=asked))
     found = node_source(spec.dispatch, spec.problem.cluster)
     assert found is not None
@@ -128,7 +140,9 @@ def test_a_submit_script_holds_what_the_campaign_asks_for(
     assert provider.submit("COMMAND", 1, "name") in ("7", "7.pbs")
     arguments = (tmp_path / "arguments").read_text().split()
     text = Path(arguments[-1]).read_text().replace(str(tmp_path / "submit"), "FOLDER")
-    lines = [line for line in re.sub(r"name\.[\d.]+\d", "name.TIME", text).splitlines() if line.strip()]
+    lines = [
+        line for line in re.sub(r"name\.[\d.]+\d", "name.TIME", text).splitlines() if line.strip()
+    ]
     assert lines == expected.splitlines()
     if scheduler == "pbs":
         assert arguments[:-1] == ["-q", "prod", "-A", "ABC123"]
@@ -138,27 +152,51 @@ def test_settings_are_kept_with_the_campaign() -> None:
     keys, _ = REQUESTS["slurm"]
     source = source_of("slurm", keys)
     assert isinstance(source.settings, DispatchSettings)
-    assert (source.launcher, source.settings.walltime_s, source.nodes, source.allocations) == ("srun", 5400.0, 4, 1)
+    assert (source.launcher, source.settings.walltime_s, source.nodes, source.allocations) == (
+        "srun",
+        5400.0,
+        4,
+        1,
+    )
 
 
-# A campaign's own script: its driver ends with a status, and the script is submitted again, or is not.
-AGAIN = {"slurm": "scontrol requeue 12", "pbs": "qsub -v SCRIPT=drive.pbs.sh,STARTS={},MOST=2,STORE= drive.pbs.sh"}
+# A campaign's own script: its driver ends with a status, and the script is submitted again, or is
+# not.
+AGAIN = {
+    "slurm": "scontrol requeue 12",
+    "pbs": "qsub -v SCRIPT=drive.pbs.sh,STARTS={},MOST=2,STORE= drive.pbs.sh",
+}
 AGAIN["lsf"] = "bsub -env all,SCRIPT=drive.lsf.sh,STARTS={},MOST=2,STORE= #!/bin/bash"
 STARTS = {"slurm": "SLURM_RESTART_COUNT", "pbs": "STARTS", "lsf": "STARTS"}
 
 
 def drive(folder: Path, scheduler: str, *, status: int, starts: int) -> tuple[list[str], str]:
-    """Run a campaign's script whose driver ends with `status`; return the commands that it runs, and its stderr."""
+    """Run a campaign's script whose driver ends with `status`; return the commands that it runs,
+    and its stderr.
+    """
     script = f"drive.{scheduler}.sh"
     (folder / script).write_text(exported(LocalStore(), str(tiny_file(folder)), to=scheduler))
     for name in ("python", "scontrol", "qsub", "bsub", "sleep"):
         code, read = status if name == "python" else 0, "$(head -n 1)" if name == "bsub" else ""
-        (folder / name).write_text(f'#!/bin/sh\necho {name} "$@" {read} >> {folder}/ran\nexit {code}\n')
+        (folder / name).write_text(
+            f'#!/bin/sh\necho {name} "$@" {read} >> {folder}/ran\nexit {code}\n'
+        )
         (folder / name).chmod(0o755)
-    variables = {"PATH": f"{folder}:{os.defpath}", "SLURM_JOB_ID": "12", "PBS_O_WORKDIR": str(folder), "MOST": "2"}
+    variables = {
+        "PATH": f"{folder}:{os.defpath}",
+        "SLURM_JOB_ID": "12",
+        "PBS_O_WORKDIR": str(folder),
+        "MOST": "2",
+    }
     variables[STARTS[scheduler]] = str(starts)
     done = subprocess.run(
-        ["bash", script], cwd=folder, env=variables, capture_output=True, text=True, timeout=60, check=False
+        ["bash", script],
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == status
     ran = (folder / "ran").read_text().splitlines()
@@ -171,7 +209,9 @@ def tiny_file(folder: Path, **sections: dict[str, object]) -> Path:
 
 
 @pytest.mark.parametrize("scheduler", AGAIN)
-def test_a_driver_whose_job_ends_is_submitted_again_so_often_at_most(scheduler: str, tmp_path: Path) -> None:
+def test_a_driver_whose_job_ends_is_submitted_again_so_often_at_most(
+    scheduler: str, tmp_path: Path
+) -> None:
     assert drive(tmp_path, scheduler, status=75, starts=1) == ([AGAIN[scheduler].format(2)], "")
     (tmp_path / "ran").unlink()
     ran, said = drive(tmp_path, scheduler, status=75, starts=2)
@@ -186,11 +226,19 @@ def test_a_driver_that_ends_otherwise_is_not_submitted_again(status: int, tmp_pa
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf"])
 def test_the_job_of_a_driver_that_requests_nodes_is_small(scheduler: str, tmp_path: Path) -> None:
-    asked = {"backend": "parsl", "scheduler": scheduler, "walltime": "01:00:00", "account": "ABC", "queue": "long"}
+    asked = {
+        "backend": "parsl",
+        "scheduler": scheduler,
+        "walltime": "01:00:00",
+        "account": "ABC",
+        "queue": "long",
+    }
     accelerated = {"nodes": 4, "backend": "cuda", "devices_per_node": 8}
     file = str(tiny_file(tmp_path, cluster=accelerated, dispatch=asked))
     head = {
-        line for line in exported(LocalStore(), file, to=scheduler).splitlines() if line.startswith(("#S", "#P", "#B"))
+        line
+        for line in exported(LocalStore(), file, to=scheduler).splitlines()
+        if line.startswith(("#S", "#P", "#B"))
     }
     wanted = {
         "slurm": {"#SBATCH --nodes=1", "#SBATCH --account=ABC", "#SBATCH --partition=long"},
@@ -209,13 +257,22 @@ def test_the_job_of_a_driver_that_holds_its_nodes_has_all_of_them(tmp_path: Path
     head = exported(LocalStore(), str(file), to="slurm").splitlines()
     assert {"#SBATCH --nodes=4", "#SBATCH --gpus-per-node=8", "#SBATCH --exclusive"} <= set(head)
     head = exported(LocalStore(), str(file), to="lsf").splitlines()
-    assert {"#BSUB -n 32", '#BSUB -R "span[ptile=8]"', '#BSUB -gpu "num=8"', "#BSUB -x"} <= set(head)
+    assert {"#BSUB -n 32", '#BSUB -R "span[ptile=8]"', '#BSUB -gpu "num=8"', "#BSUB -x"} <= set(
+        head
+    )
 
 
 def test_the_job_of_a_driver_without_probes_is_small(tmp_path: Path) -> None:
     accelerated = {"nodes": 4, "backend": "cuda", "devices_per_node": 8}
-    file = write_toml(tmp_path / "drive.toml", tiny(cluster=accelerated, evaluator="simulated") | {"name": "drive"})
-    head = [line for line in exported(LocalStore(), str(file), to="slurm").splitlines() if line.startswith("#SBATCH")]
+    file = write_toml(
+        tmp_path / "drive.toml",
+        tiny(cluster=accelerated, evaluator="simulated") | {"name": "drive"},
+    )
+    head = [
+        line
+        for line in exported(LocalStore(), str(file), to="slurm").splitlines()
+        if line.startswith("#SBATCH")
+    ]
     assert "#SBATCH --nodes=1" in head
     assert not [line for line in head if "gpu" in line or "exclusive" in line]
 
@@ -223,13 +280,18 @@ def test_the_job_of_a_driver_without_probes_is_small(tmp_path: Path) -> None:
 def test_a_script_whose_launch_would_be_refused_is_not_written(tmp_path: Path) -> None:
     groups = [{"name": name, "nodes": 1} for name in ("a", "b")]
     file = tiny_file(tmp_path, cluster={"group": groups, "nodes": 1})
-    with pytest.raises(InvalidInput, match=r'dispatch\.backend is missing: expected "parsl" or "ray"'):
+    with pytest.raises(
+        InvalidInput, match=r'dispatch\.backend is missing: expected "parsl" or "ray"'
+    ):
         exported(LocalStore(), str(file), to="slurm")
 
 
 def test_the_name_of_a_campaign_is_no_recipe_and_its_file_is_named(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path / "store.db"))
-    file = write_toml(tmp_path / "drive.toml", tiny(evaluator="simulated", budget={"probes": 1}) | {"name": "drive"})
+    file = write_toml(
+        tmp_path / "drive.toml",
+        tiny(evaluator="simulated", budget={"probes": 1}) | {"name": "drive"},
+    )
     launch(str(file), store=store.url)
     with pytest.raises(InvalidInput, match="drive is a campaign, not a recipe") as refused:
         exported(store, "drive", to="slurm")

@@ -9,10 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.cluster.environment import FIRST_SPECIAL_STEP, allocation, expand_hosts, launched_rank
+from frontrunner.evaluators.cluster.environment import (
+    FIRST_SPECIAL_STEP,
+    allocation,
+    expand_hosts,
+    launched_rank,
+)
 from frontrunner.spaces.errors import InvalidInput
 
-SLURM_JOB = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "frontier[00009-00011]", "SLURM_NTASKS": "24"}
+SLURM_JOB = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_JOB_NODELIST": "frontier[00009-00011]",
+    "SLURM_NTASKS": "24",
+}
 SRUN = SLURM_JOB | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "24", "SLURM_STEP_NUM_NODES": "3"}
 LSF = {"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "batch3 1 h41n01 42 h41n02 42"}
 
@@ -26,7 +35,8 @@ def test_no_launcher_and_no_job_is_none():
     ("environment", "launcher", "place", "address"),
     [
         (
-            SRUN | {"SLURM_PROCID": "17", "SLURM_LOCALID": "1", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9"},
+            SRUN | {"SLURM_PROCID": "17", "SLURM_LOCALID": "1",
+                "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9"},
             "srun", (17, 24, 1, 8), "frontier00009",
         ),
         (
@@ -35,11 +45,13 @@ def test_no_launcher_and_no_job_is_none():
             "srun", (9, 16, 1, 8), "frontier00010",
         ),
         (
-            SRUN | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "PMI_RANK": "1", "PMI_SIZE": "24"},  # srun --mpi=pmi2
+            SRUN | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "PMI_RANK": "1", "PMI_SIZE": "24"},
+            # srun --mpi=pmi2
             "srun", (1, 24, 1, 8), "frontier00009",
         ),
         (
-            SRUN | {"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6",
+            SRUN | {"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "OMPI_COMM_WORLD_RANK": "5",
+                "OMPI_COMM_WORLD_SIZE": "6",
                     "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
             "open-mpi", (5, 6, 1, 2), "frontier00009",
         ),
@@ -48,14 +60,17 @@ def test_no_launcher_and_no_job_is_none():
              "MASTER_ADDR": "x3"},
             "mpich", (3, 8, 3, 4), "x3",
         ),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, "mpich", (1, 2, 1, 2),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+            "mpich", (1, 2, 1, 2),
          "127.0.0.1"),
         (
-            LSF | {"JSM_NAMESPACE_RANK": "7", "JSM_NAMESPACE_SIZE": "12", "JSM_NAMESPACE_LOCAL_RANK": "1"},
+            LSF | {"JSM_NAMESPACE_RANK": "7", "JSM_NAMESPACE_SIZE": "12",
+                "JSM_NAMESPACE_LOCAL_RANK": "1"},
             "jsrun", (7, 12, 1, 6), "h41n01",
         ),
         (
-            {"FLUX_JOB_ID": "f1", "FLUX_TASK_RANK": "4", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "0",
+            {"FLUX_JOB_ID": "f1", "FLUX_TASK_RANK": "4", "FLUX_JOB_SIZE": "8",
+                "FLUX_TASK_LOCAL_ID": "0",
              "FLUX_JOB_NNODES": "2", "FLUX_JOB_NODELIST": "tuolumne[7-8]"},
             "flux", (4, 8, 0, 4), "tuolumne7",
         ),
@@ -75,7 +90,10 @@ def test_each_launcher_is_read_in_its_own_words(environment, launcher, place, ad
 
 @pytest.mark.parametrize("step", ["", str(FIRST_SPECIAL_STEP), str(FIRST_SPECIAL_STEP + 1)])
 def test_a_batch_script_and_an_interactive_shell_were_started_by_no_launcher(step):
-    assert launched_rank(SRUN | {"SLURM_STEP_ID": step, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}) is None
+    assert (
+        launched_rank(SRUN | {"SLURM_STEP_ID": step, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+        is None
+    )
 
 
 def test_ranks_on_several_nodes_need_to_know_where_rank_0_is():
@@ -87,7 +105,10 @@ def test_ranks_on_several_nodes_need_to_know_where_rank_0_is():
 
 def test_uneven_nodes_are_refused():
     environment = SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "25"}
-    with pytest.raises(InvalidInput, match="srun reports rank 0 of 25, 8 per node, local rank 0: expected equal nodes"):
+    with pytest.raises(
+        InvalidInput,
+        match="srun reports rank 0 of 25, 8 per node, local rank 0: expected equal nodes",
+    ):
         launched_rank(environment)
 
 
@@ -124,19 +145,25 @@ def test_host_lists_are_expanded(text, hosts):
     assert expand_hosts(text) == hosts
 
 
-@pytest.mark.parametrize("text", ["a[1-", "a[3-1]", "a[x]", "a,,b", "a[1-2", "a]", "a[]", "a,", "a[0-999999999]"])
+@pytest.mark.parametrize(
+    "text", ["a[1-", "a[3-1]", "a[x]", "a,,b", "a[1-2", "a]", "a[]", "a,", "a[0-999999999]"]
+)
 def test_host_lists_that_cannot_be_read_are_refused(text):
     with pytest.raises(InvalidInput, match="host list"):
         expand_hosts(text)
 
 
-@pytest.mark.skipif(shutil.which("scontrol") is None, reason="Slurm's own expansion is not installed")
+@pytest.mark.skipif(
+    shutil.which("scontrol") is None, reason="Slurm's own expansion is not installed"
+)
 def test_host_lists_are_expanded_as_slurm_does():
     choose = random.Random(1)
     for _ in range(20):
         first, more = choose.randint(0, 120), choose.randint(0, 12)
         text = f"n[{first:03d}-{first + more:03d},{first + more + 5}]x[1-2],login"
-        done = subprocess.run(["scontrol", "show", "hostnames", text], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", text], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             pytest.skip(f"Slurm is installed, but not set up: {done.stderr.strip()}")
         assert expand_hosts(text) == done.stdout.split()

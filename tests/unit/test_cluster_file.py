@@ -47,31 +47,50 @@ OWN_KEYS = ("device", "backend", "devices_per_node", "memory_gib_per_device", "p
 
 def campaign(folder: Path, **changes: str | None) -> Path:
     """A campaign file that names cluster.toml, with other keys of its [cluster] changed."""
-    keys = {f"cluster.{key}": None for key in OWN_KEYS} | {f"cluster.{key}": value for key, value in changes.items()}
-    return written(folder / "campaign.toml", campaign_toml({"cluster.file": '"cluster.toml"'} | keys))
+    keys = {f"cluster.{key}": None for key in OWN_KEYS} | {
+        f"cluster.{key}": value for key, value in changes.items()
+    }
+    return written(
+        folder / "campaign.toml", campaign_toml({"cluster.file": '"cluster.toml"'} | keys)
+    )
 
 
 def test_a_campaign_takes_the_file_s_figures_and_its_own_first(tmp_path: Path) -> None:
     written(tmp_path / "cluster.toml", CLUSTER)
 
-    found = read_campaign_file(campaign(tmp_path, memory_gib_per_device="1.0", name='"mine"')).spec.problem.cluster
+    found = read_campaign_file(
+        campaign(tmp_path, memory_gib_per_device="1.0", name='"mine"')
+    ).spec.problem.cluster
 
-    assert found == replace(read_cluster_file(tmp_path / "cluster.toml"), memory_gib_per_device=1.0, name="mine")
+    assert found == replace(
+        read_cluster_file(tmp_path / "cluster.toml"), memory_gib_per_device=1.0, name="mine"
+    )
     assert found.matmul_tflops.fp32 == 0.05
     assert found.efficiencies == {"memory": 1.0, "node_links": 1.0, "node_latency_s": 1e-3}
 
 
 def test_a_cluster_file_may_begin_with_a_preset(tmp_path: Path) -> None:
-    path = written(tmp_path / "c.toml", '[cluster]\npreset = "polaris"\nnodes = 4\nefficiencies = { memory = 0.9 }\n')
+    path = written(
+        tmp_path / "c.toml",
+        '[cluster]\npreset = "polaris"\nnodes = 4\nefficiencies = { memory = 0.9 }\n',
+    )
 
-    assert read_cluster_file(path) == replace(named_cluster("polaris"), nodes=4, efficiencies={"memory": 0.9})
+    assert read_cluster_file(path) == replace(
+        named_cluster("polaris"), nodes=4, efficiencies={"memory": 0.9}
+    )
 
 
 MISTAKES = {
     "no section": ("memory = 1\n", "unknown key memory = 1"),
     "another section": (CLUSTER + "[model]\nlayers = 1\n", r"unknown section \[model\]"),
-    "a file of a file": ('[cluster]\nfile = "c.toml"\n', "cluster.file = .* no such key in a cluster file"),
-    "a figure that cannot be": (CLUSTER.replace("0.5", "-0.5"), r"cluster\.links\.node_gb_per_s = -0\.5: expected a"),
+    "a file of a file": (
+        '[cluster]\nfile = "c.toml"\n',
+        "cluster.file = .* no such key in a cluster file",
+    ),
+    "a figure that cannot be": (
+        CLUSTER.replace("0.5", "-0.5"),
+        r"cluster\.links\.node_gb_per_s = -0\.5: expected a",
+    ),
     "a rate of nothing": (
         CLUSTER.replace("0.05", "0"),
         r"cluster\.matmul_tflops\.fp32 = 0\.0: expected a rate",
@@ -80,7 +99,10 @@ MISTAKES = {
         CLUSTER.replace("memory_gib_per_device = 2.0", ""),
         "memory_gib_per_device is missing",
     ),
-    "a key of no one": (CLUSTER.replace("memory_gb_per_s", "memory_gbps"), "unknown key cluster.memory_gbps"),
+    "a key of no one": (
+        CLUSTER.replace("memory_gb_per_s", "memory_gbps"),
+        "unknown key cluster.memory_gbps",
+    ),
     "an efficiency of no one": (
         CLUSTER.replace("node_links", "node_link"),
         "unknown key cluster.efficiencies.node_link ",
@@ -89,7 +111,10 @@ MISTAKES = {
         CLUSTER.replace("node_links = 1", "node_links = 1.5"),
         r"node_links = 1\.5: expected a share above 0",
     ),
-    "a share of nothing": (CLUSTER.replace("memory = 1.0", "memory = 0"), "memory = 0.0: expected a share above 0"),
+    "a share of nothing": (
+        CLUSTER.replace("memory = 1.0", "memory = 0"),
+        "memory = 0.0: expected a share above 0",
+    ),
     "a time below nothing": (
         CLUSTER.replace("1e-3", "-1e-3"),
         r"node_latency_s = -0\.001: expected a number of at least",
@@ -114,16 +139,26 @@ def test_a_mistake_in_a_cluster_file_names_file_key_and_value(case: str, tmp_pat
         read_campaign_file(campaign(tmp_path))
 
     assert caught.value.exit_code == 2
-    assert re.search(r"campaign\.toml: .*cluster\.toml: .*" + message, caught.value.message), caught.value.message
+    assert re.search(r"campaign\.toml: .*cluster\.toml: .*" + message, caught.value.message), (
+        caught.value.message
+    )
 
 
 def test_mistakes_beside_a_cluster_file(tmp_path: Path) -> None:
-    with pytest.raises(FrontrunnerError, match=r"no cluster file at .*cluster\.toml: there is no such file"):
+    with pytest.raises(
+        FrontrunnerError, match=r"no cluster file at .*cluster\.toml: there is no such file"
+    ):
         read_campaign_file(campaign(tmp_path))
     written(tmp_path / "cluster.toml", CLUSTER)
     for changes, message in (
-        ({"preset": '"polaris"'}, 'cluster.preset = "polaris": expected no preset with cluster.file'),
-        ({"devices_per_node": "2"}, "cluster.devices_per_node = 2: expected 4: cluster.toml was measured with"),
+        (
+            {"preset": '"polaris"'},
+            'cluster.preset = "polaris": expected no preset with cluster.file',
+        ),
+        (
+            {"devices_per_node": "2"},
+            "cluster.devices_per_node = 2: expected 4: cluster.toml was measured with",
+        ),
         ({"file": "3"}, "cluster.file = 3: expected the path of a cluster file"),
     ):
         with pytest.raises(FrontrunnerError) as caught:
@@ -143,16 +178,26 @@ def test_a_cluster_by_name_is_a_preset_or_a_path(tmp_path: Path) -> None:
 
 def test_what_the_cluster_states_goes_before_what_ships() -> None:
     cluster = replace(
-        A100, matmul_tflops=ByPrecision(fp16=200), efficiencies={"matmul": 0.9, "memory": 1.0, "host_layer_s": 1e-4}
+        A100,
+        matmul_tflops=ByPrecision(fp16=200),
+        efficiencies={"matmul": 0.9, "memory": 1.0, "host_layer_s": 1e-4},
     )
 
-    stated, shipped = Machine.of(cluster, "fp16", FRONTRUNNER), Machine.of(A100, "fp16", FRONTRUNNER)
+    stated, shipped = (
+        Machine.of(cluster, "fp16", FRONTRUNNER),
+        Machine.of(A100, "fp16", FRONTRUNNER),
+    )
 
     assert stated.matmul_flops == pytest.approx(200e12 * 0.9)
     assert stated.memory_bytes_per_s == pytest.approx(2039e9)
-    assert (stated.software.host_layer_s, shipped.software.host_layer_s) == (1e-4, FRONTRUNNER.host_layer_s)
+    assert (stated.software.host_layer_s, shipped.software.host_layer_s) == (
+        1e-4,
+        FRONTRUNNER.host_layer_s,
+    )
     assert stated.efficiencies.tile_waves == FITTED.tile_waves
-    assert Machine.of(cluster, "bf16", FRONTRUNNER).matmul_flops == pytest.approx(312e12 * 0.86 * 0.9)
+    assert Machine.of(cluster, "bf16", FRONTRUNNER).matmul_flops == pytest.approx(
+        312e12 * 0.86 * 0.9
+    )
 
 
 def test_every_constant_of_software_and_hardware_may_be_stated() -> None:
@@ -165,7 +210,10 @@ def test_plan_states_the_error_that_was_held_back_and_of_its_precision_alone() -
     unknown = replace(A100, device="of-my-own", expected_error=ByPrecision(fp16=0.07))
     problem = replace(PROBLEM, cluster=unknown)
 
-    own, other = (plan([recipe()], replace(problem, precision=precision)).trust for precision in ("fp16", "bf16"))
+    own, other = (
+        plan([recipe()], replace(problem, precision=precision)).trust
+        for precision in ("fp16", "bf16")
+    )
     assert own.expected_error == pytest.approx(0.07, rel=0.01)
     assert not own.remarks
     assert other.expected_error is not None
@@ -189,7 +237,9 @@ def test_what_a_campaign_overrides_of_a_cluster_file_is_single_figures(tmp_path:
     written(tmp_path / "cluster.toml", CLUSTER)
     of_file = read_cluster_file(tmp_path / "cluster.toml")
 
-    cluster = read_campaign_file(campaign(tmp_path, efficiencies="{ elementwise = 2.5 }")).spec.problem.cluster
+    cluster = read_campaign_file(
+        campaign(tmp_path, efficiencies="{ elementwise = 2.5 }")
+    ).spec.problem.cluster
 
     assert cluster.efficiencies == {**of_file.efficiencies, "elementwise": 2.5}
 
@@ -203,7 +253,9 @@ def test_plan_from_a_campaign_with_a_cluster_file(tmp_path: Path) -> None:
     assert any("all busy on one CPU" in remark for remark in found.trust.remarks)
     slower = CLUSTER.replace("fp32 = 0.05", "fp32 = 0.005")
     written(tmp_path / "cluster.toml", slower)
-    again = {one.recipe_id: one.step_time_s for one in frontrunner.plan(campaign(tmp_path)).estimates}
+    again = {
+        one.recipe_id: one.step_time_s for one in frontrunner.plan(campaign(tmp_path)).estimates
+    }
     assert all(again[one.recipe_id] > one.step_time_s for one in found.estimates)
 
 
@@ -218,10 +270,18 @@ def test_a_stored_campaign_keeps_its_cluster(tmp_path: Path) -> None:
     older = json.loads(dump_json(spec))
     for key in ("matmul_tflops", "efficiencies", "expected_error"):
         del older["problem"]["cluster"][key]
-    assert load_json(CampaignSpec, json.dumps(older), what="spec").problem.cluster.efficiencies == {}
+    assert (
+        load_json(CampaignSpec, json.dumps(older), what="spec").problem.cluster.efficiencies == {}
+    )
 
 
 def test_a_cluster_s_defaults_are_nothing_measured() -> None:
-    plain = Cluster(name="x", device="y", backend="cpu", nodes=1, devices_per_node=1, memory_gib_per_device=1)
+    plain = Cluster(
+        name="x", device="y", backend="cpu", nodes=1, devices_per_node=1, memory_gib_per_device=1
+    )
 
-    assert (plain.matmul_flops("fp32"), plain.efficiencies, plain.expected_error) == (None, {}, ByPrecision())
+    assert (plain.matmul_flops("fp32"), plain.efficiencies, plain.expected_error) == (
+        None,
+        {},
+        ByPrecision(),
+    )

@@ -88,7 +88,9 @@ def test_nodes_that_went_down_are_not_counted_on() -> None:
 
 
 def test_an_overrun_does_not_hand_the_reservation_to_another_allocation() -> None:
-    """Both overrun; the one that was due first keeps the large probe, and only the other takes small ones."""
+    """Both overrun; the one that was due first keeps the large probe, and only the other takes
+    small ones.
+    """
     first = Room(name="b", nodes=4, occupied=[held(2, 10.0)])
     second = Room(name="a", nodes=4, occupied=[held(3, 20.0)])
     line = [probe("large", 4), *(probe(f"small-{n}", 1) for n in range(4))]
@@ -102,7 +104,9 @@ lines = st.lists(st.tuples(sizes, lengths), max_size=25).map(
 )
 occupations = st.lists(st.builds(held, st.integers(1, 3), st.floats(-20.0, 80.0)), max_size=3)
 rooms = st.lists(
-    st.tuples(st.integers(1, 8), st.none() | st.floats(-10.0, 150.0), occupations), min_size=1, max_size=4
+    st.tuples(st.integers(1, 8), st.none() | st.floats(-10.0, 150.0), occupations),
+    min_size=1,
+    max_size=4,
 ).map(
     lambda found: [
         Room(name=str(n), nodes=nodes, end_s=end_s, occupied=occupied)
@@ -113,24 +117,33 @@ rooms = st.lists(
 
 @settings(max_examples=60)
 @given(lines, rooms)
-def test_never_more_nodes_than_are_free_and_never_past_the_end(line: list[Waiting], rooms: list[Room]) -> None:
+def test_never_more_nodes_than_are_free_and_never_past_the_end(
+    line: list[Waiting], rooms: list[Room]
+) -> None:
     placed = place(line, rooms, 0.0)
     for room in rooms:
         here = [waiting for waiting in line if placed.get(waiting.token) == room.name]
         assert sum(waiting.nodes for waiting in here) <= free_nodes(room)
-        assert room.end_s is None or all(waiting.expected_s + MARGIN_S <= room.end_s for waiting in here)
+        assert room.end_s is None or all(
+            waiting.expected_s + MARGIN_S <= room.end_s for waiting in here
+        )
 
 
 @settings(max_examples=60)
 @given(lines, rooms)
-def test_the_first_that_some_allocation_holds_starts_if_it_can(line: list[Waiting], rooms: list[Room]) -> None:
+def test_the_first_that_some_allocation_holds_starts_if_it_can(
+    line: list[Waiting], rooms: list[Room]
+) -> None:
     placed = place(line, rooms, 0.0)
-    first = next((waiting for waiting in line if any(room.holds(waiting, 0.0) for room in rooms)), None)
+    first = next(
+        (waiting for waiting in line if any(room.holds(waiting, 0.0) for room in rooms)), None
+    )
     if first is None:
         assert not placed
         return
     fits_now = any(
-        first.nodes <= free_nodes(room) and (room.end_s is None or first.expected_s + MARGIN_S <= room.end_s)
+        first.nodes <= free_nodes(room)
+        and (room.end_s is None or first.expected_s + MARGIN_S <= room.end_s)
         for room in rooms
     )
     assert (first.token in placed) == fits_now
@@ -150,14 +163,22 @@ class Machine:
                 name=str(number),
                 nodes=size,
                 occupied=[
-                    held(nodes, expected_s) for _, where, nodes, expected_s, _ in self.running if where == str(number)
+                    held(nodes, expected_s)
+                    for _, where, nodes, expected_s, _ in self.running
+                    if where == str(number)
                 ],
             )
             for number, size in enumerate(self.sizes)
         ]
 
     def start(self, probe: Waiting, where: str, actual_s: float) -> None:
-        entry = (self.now_s + actual_s, where, probe.nodes, self.now_s + probe.expected_s, probe.token)
+        entry = (
+            self.now_s + actual_s,
+            where,
+            probe.nodes,
+            self.now_s + probe.expected_s,
+            probe.token,
+        )
         heapq.heappush(self.running, entry)
 
     def step(self) -> None:
@@ -167,21 +188,29 @@ class Machine:
 @settings(max_examples=25)
 @given(
     st.lists(st.integers(3, 6), min_size=1, max_size=3),
-    st.lists(st.tuples(st.integers(1, 2), st.floats(5.0, 40.0), st.floats(0.3, 4.0)), min_size=4, max_size=12),
+    st.lists(
+        st.tuples(st.integers(1, 2), st.floats(5.0, 40.0), st.floats(0.3, 4.0)),
+        min_size=4,
+        max_size=12,
+    ),
 )
 @example(sizes=[4], small=[(1, 10.0, 1.0), (1, 10.0, 1.0), (1, 20.0, 4.0), (2, 10.0, 1.0)])
 def test_a_large_probe_starts_although_small_ones_never_stop_coming(
     sizes: list[int], small: list[tuple[int, float, float]]
 ) -> None:
-    """Small probes overrun or end early, and a new one arrives whenever one starts; the large one needs every node.
+    """Small probes overrun or end early, and a new one arrives whenever one starts; the large one
+    needs every node.
 
-    Those before it in the line may follow one another, each waiting for the end of another that overruns.
+    Those before it in the line may follow one another, each waiting for the end of another that
+    overruns.
     """
     machine, count = Machine(sizes), len(small)
     longest_s = max(expected_s * max(1.0, factor) for _, expected_s, factor in small)
     line = {str(n): probe(str(n), *small[n % count][:2]) for n in range(count)}
     for step in itertools.count():
-        assert machine.now_s <= 3 * count * 2 * longest_s, f"the large probe still waits at {machine.now_s:.0f} s"
+        assert machine.now_s <= 3 * count * 2 * longest_s, (
+            f"the large probe still waits at {machine.now_s:.0f} s"
+        )
         for token, where in place(line.values(), machine.allocations(), machine.now_s).items():
             if token == "large":
                 return

@@ -1,7 +1,9 @@
-"""The ready campaign files of the sites: they read, have recipes, and make scripts that say what they should.
+"""The ready campaign files of the sites: they read, have recipes, and make scripts that say what
+they should.
 
-No such machine is at hand. What can be tested here is everything up to the batch system: the submit script as the
-provider writes it, run by bash with the site's own commands stubbed, and the command that starts a node's agent.
+No such machine is at hand. What can be tested here is everything up to the batch system: the submit
+script as the provider writes it, run by bash with the site's own commands stubbed, and the command
+that starts a node's agent.
 """
 
 from __future__ import annotations
@@ -43,23 +45,28 @@ class Expected:
 EXPECTED = {
     "frontier": Expected(
         scheduler="slurm", nodes=8, per_node=8,
-        head=("--nodes=8", "--time=120", "--partition=batch", "--account=ABC123", "--cpus-per-task=56", "--exclusive"),
-        environment=MappingProxyType(SLINGSHOT | {"FI_MR_CACHE_MONITOR": "kdreg2", "NCCL_CROSS_NIC": "1",
+        head=("--nodes=8", "--time=120", "--partition=batch", "--account=ABC123",
+            "--cpus-per-task=56", "--exclusive"),
+        environment=MappingProxyType(SLINGSHOT | {"FI_MR_CACHE_MONITOR": "kdreg2",
+            "NCCL_CROSS_NIC": "1",
                                                   "MIOPEN_USER_DB_PATH": "/tmp/miopen-me"}),
         launch="srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --nodelist a,b",
     ),
     "polaris": Expected(
         scheduler="pbs", nodes=4, per_node=4,
-        head=("-l walltime=01:00:00", "-l select=4:ncpus=64:ngpus=4", "-l filesystems=home:eagle", "-l place=scatter"),
-        environment=MappingProxyType(SLINGSHOT | {"FI_MR_CACHE_MONITOR": "userfaultfd", "NCCL_NET": "AWS Libfabric",
+        head=("-l walltime=01:00:00", "-l select=4:ncpus=64:ngpus=4", "-l filesystems=home:eagle",
+            "-l place=scatter"),
+        environment=MappingProxyType(SLINGSHOT | {"FI_MR_CACHE_MONITOR": "userfaultfd",
+            "NCCL_NET": "AWS Libfabric",
                                                   "FI_CXI_DISABLE_HOST_REGISTER": "1"}),
         launch="mpiexec -n 2 -ppn 1 -hosts a,b --cpu-bind depth --depth=64",
     ),
     "aurora": Expected(
         scheduler="pbs", nodes=4, per_node=12,
         head=("-l walltime=01:00:00", "-l select=4:ncpus=208", "-l filesystems=home:flare"),
-        environment=MappingProxyType({"ZE_FLAT_DEVICE_HIERARCHY": "FLAT", "CCL_ATL_TRANSPORT": "ofi",
-                                      "CCL_ALLREDUCE_SCALEOUT": "direct:0-1048576;rabenseifner:1048577-max"}),
+        environment=MappingProxyType({"ZE_FLAT_DEVICE_HIERARCHY": "FLAT",
+            "CCL_ATL_TRANSPORT": "ofi",
+            "CCL_ALLREDUCE_SCALEOUT": "direct:0-1048576;rabenseifner:1048577-max"}),
         launch="mpiexec -n 2 -ppn 1 -hosts a,b --cpu-bind=list:1-51,53-103,105-155,157-207",
     ),
     "perlmutter": Expected(
@@ -71,7 +78,8 @@ EXPECTED = {
     ),
     "slurm": Expected(
         scheduler="slurm", nodes=2, per_node=8,
-        head=("--nodes=2", "--time=120", "--partition=gpu", "--account=myaccount", "--gpus-per-node=8", "--mem=0"),
+        head=("--nodes=2", "--time=120", "--partition=gpu", "--account=myaccount",
+            "--gpus-per-node=8", "--mem=0"),
         environment=MappingProxyType({}),
         launch="srun --nodes 2 --ntasks 2 --ntasks-per-node 1 --nodelist a,b",
     ),
@@ -88,7 +96,9 @@ def site(request: pytest.FixtureRequest) -> tuple[str, CampaignFile]:
 def script(site: tuple[str, CampaignFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The submit script that the site's file leads to, as the batch system would be handed it."""
     for name, answer in ANSWERS.items():
-        (tmp_path / name).write_text(f'#!/bin/sh\necho "# asked: $@" > {tmp_path}/arguments\necho "{answer}"\n')
+        (tmp_path / name).write_text(
+            f'#!/bin/sh\necho "# asked: $@" > {tmp_path}/arguments\necho "{answer}"\n'
+        )
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     spec = site[1].spec
@@ -120,7 +130,9 @@ def test_a_site_s_store_lies_on_no_shared_file_system(site: tuple[str, CampaignF
     assert not store.run_folder.startswith(("/tmp/", "/var/tmp/"))
 
 
-def test_a_site_s_script_asks_for_what_its_guide_says(site: tuple[str, CampaignFile], script: str) -> None:
+def test_a_site_s_script_asks_for_what_its_guide_says(
+    site: tuple[str, CampaignFile], script: str
+) -> None:
     name, file = site
     expected, settings = EXPECTED[name], file.spec.dispatch
     prefix = {"slurm": "#SBATCH ", "pbs": "#PBS "}[expected.scheduler]
@@ -134,13 +146,16 @@ def test_a_site_s_script_asks_for_what_its_guide_says(site: tuple[str, CampaignF
     assert placed[-1] < next(number for number, line in enumerate(lines) if "THE_WORKERS" in line)
 
 
-def test_a_site_s_script_is_bash_and_sets_its_environment(site: tuple[str, CampaignFile], script: str) -> None:
+def test_a_site_s_script_is_bash_and_sets_its_environment(
+    site: tuple[str, CampaignFile], script: str
+) -> None:
     name, file = site
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
     lines = "\n".join(file.spec.dispatch.worker_init)
     done = subprocess.run(
         ["bash", "-c", f"{STUBS}\nset -e\n{lines}\nenv -0"],
-        env={"PATH": os.environ["PATH"], "USER": "me", "LD_LIBRARY_PATH": "/before", "ZE_AFFINITY_MASK": "0"},
+        env={"PATH": os.environ["PATH"], "USER": "me", "LD_LIBRARY_PATH": "/before",
+            "ZE_AFFINITY_MASK": "0"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -155,7 +170,9 @@ def test_a_site_s_agents_are_started_once_a_node(site: tuple[str, CampaignFile])
     name, file = site
     source = node_source(file.spec.dispatch, file.spec.problem.cluster)
     assert source is not None
-    command = launch_command(source.launcher, file.spec.dispatch.launcher_options, ["a", "b"], ["AGENT"])
+    command = launch_command(
+        source.launcher, file.spec.dispatch.launcher_options, ["a", "b"], ["AGENT"]
+    )
     assert " ".join(command).startswith(EXPECTED[name].launch)
     assert command[-1] == "AGENT"
 

@@ -54,7 +54,11 @@ class Seen:
         self.held = Held()
         self.future: Future[int] = Future()
         placed = Placed(
-            step=Path(), allocation=cast("Any", self.held), hosts=("n1", "n2"), expected_end_s=0.0, task=self.future
+            step=Path(),
+            allocation=cast("Any", self.held),
+            hosts=("n1", "n2"),
+            expected_end_s=0.0,
+            task=self.future,
         )
         self.watch = StepWatch(self.one, setup, placed)
 
@@ -93,11 +97,16 @@ def test_a_cancelled_allocation_is_named_and_is_a_cut(seen: Seen) -> None:
     seen.held.why, seen.held.ended_s = "allocation 7 has ended: Slurm: CANCELLED", time.monotonic()
     seen.watch.look()
     failure = seen.failure()
-    assert (failure.kind, failure.message) == (FailureKind.LOST, "allocation 7 has ended: Slurm: CANCELLED")
+    assert (failure.kind, failure.message) == (
+        FailureKind.LOST,
+        "allocation 7 has ended: Slurm: CANCELLED",
+    )
     assert seen.watch.is_cut
 
 
-def test_an_interruption_that_nobody_explains_names_its_node(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_that_nobody_explains_names_its_node(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(steps, "VERDICT_S", -1.0)
     seen.tell(0, statuses={0: -15}, interrupted="SIGTERM", ended=True, host="n7")
     assert seen.failure().message == "node n7 was told to end (SIGTERM)"
@@ -110,7 +119,9 @@ def test_an_interruption_after_the_last_step_changes_nothing(seen: Seen) -> None
     assert seen.watch.lost is None
 
 
-def test_a_launcher_that_fails_is_told_by_its_last_words(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_that_fails_is_told_by_its_last_words(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(steps, "LAST_FILES_S", -1.0)
     seen.folder.launcher_log.write_text("srun: error: Unable to create step\n")
     seen.future.set_result(1)
@@ -143,7 +154,11 @@ def test_out_of_memory_on_one_node_is_told_apart_from_a_kill(seen: Seen) -> None
 
 
 def test_a_deadline_cancels_the_step(tmp_path: Path) -> None:
-    seen = Seen(setup_of(tmp_path, cluster={"nodes": 2, "devices_per_node": 1}, probe={"step_deadline_s": 0.01}))
+    seen = Seen(
+        setup_of(
+            tmp_path, cluster={"nodes": 2, "devices_per_node": 1}, probe={"step_deadline_s": 0.01}
+        )
+    )
     seen.tell(0)
     seen.tell(1)
     wait_for(lambda: (seen.watch.look(), seen.folder.is_cancelled)[1], 5)
@@ -172,7 +187,10 @@ def test_a_heart_is_heard_until_it_stops(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_attempts_that_are_cut_do_not_count() -> None:
-    patience, lost = RetryPolicy(5), Failure(kind=FailureKind.LOST, message="allocation 7 has ended")
+    patience, lost = (
+        RetryPolicy(5),
+        Failure(kind=FailureKind.LOST, message="allocation 7 has ended"),
+    )
 
     def deserves(number: int, *, is_cut: bool) -> bool:
         attempt = Attempt(
@@ -198,7 +216,9 @@ def test_attempts_that_are_cut_do_not_count() -> None:
 
 @pytest.fixture
 def left(tmp_path: Path) -> StepFolder:
-    """The folder of a step of two nodes whose driver is gone, and whose nodes have not heard of it."""
+    """The folder of a step of two nodes whose driver is gone, and whose nodes have not heard of
+    it.
+    """
     step = Step(
         token="00001.1",
         run_folder=str(tmp_path),
@@ -242,7 +262,9 @@ def test_a_node_that_is_gone_is_not_waited_for_beyond_its_lifeline(
     assert not was_interrupted(left.path)
 
 
-def test_what_is_long_over_or_was_never_a_step_is_not_waited_for(left: StepFolder, tmp_path: Path) -> None:
+def test_what_is_long_over_or_was_never_a_step_is_not_waited_for(
+    left: StepFolder, tmp_path: Path
+) -> None:
     assert OrphanedSteps([tmp_path / "gone"]).have_ended()
     os.utime(left.path / "step.json", (0, 0))
     assert OrphanedSteps([left.path]).have_ended()

@@ -83,7 +83,10 @@ def test_a_rank_that_lives_but_is_behind_is_named_and_nobody_where_none_is():
     assert fault is not None
     assert all_wait is not None
     assert list(fault.ranks) == [1]
-    assert "rank 1 on frontier00001 (process 77) is alive, but does not advance from timing all-reduces" in fault.found
+    assert (
+        "rank 1 on frontier00001 (process 77) is alive, but does not advance from timing"
+        " all-reduces" in fault.found
+    )
     assert all_wait.ranks == ()
     assert "NCCL_SOCKET_IFNAME" in all_wait.remedy
 
@@ -114,7 +117,8 @@ def test_a_rank_that_ends_before_it_reads_its_order_is_seen_by_its_status(tmp_pa
     assert rank.status == 0
 
 
-def report(*, work_s: float = 0.01, wait_s: float = 0.002, node_s: float = 0.001, network_s: float = 0.004,
+def report(*, work_s: float = 0.01, wait_s: float = 0.002, node_s: float = 0.001,
+    network_s: float = 0.004,
            wrong: int = 0) -> dict[str, Any]:  # fmt: skip
     """What one of four ranks measured, three partners each: one in its node and two elsewhere."""
     pairs = [{"level": "node", "partner": 0, "time_s": node_s, "bytes": 1}] * 3
@@ -148,7 +152,10 @@ def test_a_node_whose_ranks_are_all_slow_to_other_nodes_is_named_as_a_node():
 def test_a_fast_rank_that_met_a_slow_one_is_not_named():
     slow = report(node_s=0.010)
     met_it = report()
-    met_it["pairs"] = [{"level": "node", "partner": 3, "time_s": 0.010, "bytes": 1}, *met_it["pairs"]]
+    met_it["pairs"] = [
+        {"level": "node", "partner": 3, "time_s": 0.010, "bytes": 1},
+        *met_it["pairs"],
+    ]
     found = laggards({0: met_it, 1: met_it, 2: met_it, 3: slow}, HOSTS, device="cuda")
     assert [each.ranks for each in found] == [(3,)]
 
@@ -170,11 +177,18 @@ def test_wrong_sums_and_versions_that_differ_are_named():
     came = arrivals()
     came[3] |= {"torch": "2.12.0"}
     reports = {0: report(), 1: report(wrong=3), 2: report(), 3: report()}
-    found = {check.name: check for check in collective_checks(TestResult("cpu", 4, None, came, reports))}
+    found = {
+        check.name: check for check in collective_checks(TestResult("cpu", 4, None, came, reports))
+    }
     assert found["all-reduce"].found == "wrong sums on ranks 1 (frontier00001)"
     assert (found["all-reduce"].status, found["nodes"].status) == (PROBLEM, WARNING)
-    assert found["nodes"].found == "torch differs: 2.13.0 on frontier00001, frontier00002; 2.12.0 on frontier00002"
-    equal = collective_checks(TestResult("cpu", 4, None, arrivals(), {rank: report() for rank in range(4)}))
+    assert (
+        found["nodes"].found
+        == "torch differs: 2.13.0 on frontier00001, frontier00002; 2.12.0 on frontier00002"
+    )
+    equal = collective_checks(
+        TestResult("cpu", 4, None, arrivals(), {rank: report() for rank in range(4)})
+    )
     assert [check.name for check in equal] == ["all-reduce", "pace"]
 
 
@@ -182,5 +196,7 @@ def test_wrong_sums_and_versions_that_differ_are_named():
 def test_in_a_tournament_everybody_meets_everybody_once(places: int):
     plans = [list(partners(places, own)) for own in range(places)]
     for own, plan in enumerate(plans):
-        assert sorted(met for met in plan if met is not None) == [other for other in range(places) if other != own]
+        assert sorted(met for met in plan if met is not None) == [
+            other for other in range(places) if other != own
+        ]
         assert all(met is None or plans[met][turn] == own for turn, met in enumerate(plan))

@@ -19,15 +19,18 @@ from frontrunner.views.results import print_ranking
 from frontrunner.views.terminal import Terminal, recorded, ruled_table
 
 RECIPE = Recipe(
-    devices=512, tensor_parallel=8, pipeline_parallel=16, schedule="1f1b", micro_batch_seqs=1, accumulation=64,
+    devices=512, tensor_parallel=8, pipeline_parallel=16, schedule="1f1b", micro_batch_seqs=1,
+    accumulation=64,
     recompute="selective", sharding=Sharding.named("zero-1", 4),
 )  # fmt: skip
 STANDING = RecipeStats(
-    repeats=2, step_time_s_median=1.25, step_time_spread=0.08, tokens_per_s=123_456.0, model_tflops_per_device=81.2,
+    repeats=2, step_time_s_median=1.25, step_time_spread=0.08, tokens_per_s=123_456.0,
+    model_tflops_per_device=81.2,
     hardware_tflops_per_device=90.0, mfu=None, peak_memory_bytes_max_rank=40 * 2**30,
 )  # fmt: skip
 ROW = RankedRecipe(
-    rank=1, recipe_id="0123456789ab", recipe=RECIPE, trial_number=1, figures="measured", standing=STANDING,
+    rank=1, recipe_id="0123456789ab", recipe=RECIPE, trial_number=1, figures="measured",
+    standing=STANDING,
     gap_percent=0.0,
 )  # fmt: skip
 
@@ -40,7 +43,9 @@ def lines(width: int, rows: list[RankedRecipe], monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])
-def test_ranking_on_a_narrow_terminal_keeps_the_mark_of_noise(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranking_on_a_narrow_terminal_keeps_the_mark_of_noise(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = lines(width, [ROW, replace(ROW, rank=2)], monkeypatch)
     row = next(line for line in shown if "0123456789ab" in line)
     assert "8 % !" in row
@@ -59,7 +64,9 @@ def test_ranking_leaves_out_columns_without_a_value(monkeypatch: pytest.MonkeyPa
 def test_history_on_a_narrow_terminal_wraps_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frontrunner.views.terminal.PIPED_WIDTH", 60)
     data = {"recipe": f"tp1 pp2 dp1 1f1b mb4 x2 layers={'9' * 60}", "trial": 7, USER: "ann"}
-    event = Event(id=1, campaign_id=1, at="2026-03-01T12:30:45.123456+00:00", kind="repeat", data=data)
+    event = Event(
+        id=1, campaign_id=1, at="2026-03-01T12:30:45.123456+00:00", kind="repeat", data=data
+    )
     with recorded() as html:
         print_history(HistoryPage(items=(event,), total=1))
         shown = re.sub("<.*?>", "", html())
@@ -75,14 +82,17 @@ def test_number_without_room_is_marked_as_cut(capsys: pytest.CaptureFixture[str]
 
 
 def test_column_of_a_part_is_a_dash_where_the_part_is_missing() -> None:
-    columns: list[Column[RecipeStats | None]] = [column.of(lambda found: found) for column in COLUMNS[:1]]
+    columns: list[Column[RecipeStats | None]] = [
+        column.of(lambda found: found) for column in COLUMNS[:1]
+    ]
     assert columns[0].cell(None) == "-"
     assert not used(columns, [None])
 
 
 def test_choices_show_context_ranks_and_what_they_are_sharded_over() -> None:
     spread = replace(
-        RECIPE, devices=8, tensor_parallel=2, pipeline_parallel=1, schedule="none", context_parallel=4,
+        RECIPE, devices=8, tensor_parallel=2, pipeline_parallel=1, schedule="none",
+        context_parallel=4,
         sharding=Sharding.named("zero-3", 4),
     )  # fmt: skip
     shown = {column.key: column.cell(spread) for column in CHOICES}

@@ -27,7 +27,9 @@ def test_four_factors_of_three_values_need_few_more_than_nine_of_81_rows() -> No
 
 
 @given(st.lists(st.sampled_from(FULL), min_size=1), st.lists(st.sampled_from(FULL), max_size=3))
-def test_whatever_rows_are_allowed_each_pair_of_theirs_is_covered(rows: list[Row], covered: list[Row]) -> None:
+def test_whatever_rows_are_allowed_each_pair_of_theirs_is_covered(
+    rows: list[Row], covered: list[Row]
+) -> None:
     chosen = [rows[position] for position in covering(rows, covered=covered)]
 
     assert met(rows) <= met(chosen + covered)

@@ -1,4 +1,6 @@
-"""Knobs of the user's own: what they may be, and that they are part of a recipe from the space to its files."""
+"""Knobs of the user's own: what they may be, and that they are part of a recipe from the space to
+its files.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +69,13 @@ def test_a_space_has_each_value_once_and_nothing_for_a_default() -> None:
         for bucket in (20, 40.5)
         for overlap in ((), ("overlap=yes",))
     }
-    assert {tuple(found.dimension(name).of(found.recipes[0]) for name in found.custom)} == {(False, 20, "ring")}
+    assert {tuple(found.dimension(name).of(found.recipes[0]) for name in found.custom)} == {
+        (False, 20, "ring")
+    }
     only_default = spec_of(knobbed(overlap=OVERLAP | {"values": [False]})).survey()
-    assert only_default.recipes == plain.recipes, "a recipe at its default is the one without the knob"
+    assert only_default.recipes == plain.recipes, (
+        "a recipe at its default is the one without the knob"
+    )
 
 
 def test_own_knobs_alone_leave_the_usual_space() -> None:
@@ -96,13 +102,19 @@ def test_values_and_the_way_they_are_given_are_part_of_the_id() -> None:
 
 @pytest.mark.parametrize("value", [3, 0.25, True, False, "two words"])
 def test_a_recipe_keeps_its_knobs_in_stores_and_jobs(value: Any, tmp_path: Path) -> None:
-    recipe = tiny_recipe(custom=(Custom(name="a", value=value, env="A"), Custom(name="b", value=value, env="B")))
+    recipe = tiny_recipe(
+        custom=(Custom(name="a", value=value, env="A"), Custom(name="b", value=value, env="B"))
+    )
     stored = recipe_from_json(recipe_to_json(recipe))
-    job = Job.from_json(json.dumps(probe_job(setup_of(tmp_path), recipe, tmp_path, (Corpus(Path("x"), "uint16"),))))
+    job = Job.from_json(
+        json.dumps(probe_job(setup_of(tmp_path), recipe, tmp_path, (Corpus(Path("x"), "uint16"),)))
+    )
     for found in (stored, job.recipe):
         assert found == recipe
         assert [type(one.value) for one in found.custom] == [type(value)] * 2
-    assert "custom" not in json.loads(recipe_to_json(tiny_recipe())), "earlier versions read recipes without any"
+    assert "custom" not in json.loads(recipe_to_json(tiny_recipe())), (
+        "earlier versions read recipes without any"
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,8 +145,14 @@ def test_a_recipe_keeps_its_knobs_in_stores_and_jobs(value: Any, tmp_path: Path)
         ("own", {"values": ["hunter2"], "env": "HF_TOKEN"}, "looks like a secret"),
     ],
 )
-def test_what_no_knob_can_be_is_refused_by_its_key(name: str, knob: dict[str, Any], expected: str) -> None:
-    table = {key: value for key, value in ({"values": [1, 2], "env": "X"} | knob).items() if value is not None}
+def test_what_no_knob_can_be_is_refused_by_its_key(
+    name: str, knob: dict[str, Any], expected: str
+) -> None:
+    table = {
+        key: value
+        for key, value in ({"values": [1, 2], "env": "X"} | knob).items()
+        if value is not None
+    }
     with pytest.raises(InvalidInput) as caught:
         spec_of(knobbed(**{name: table}))
     assert expected in caught.value.message
@@ -147,17 +165,24 @@ def test_a_trainer_is_given_flags_and_variables_where_it_can_take_them(tmp_path:
     with pytest.raises(InvalidInput, match=r"space\.custom\.own\.env = \"OMP_PROC_BIND\""):
         spec_of(tiny(space={"custom": {"own": {"values": ["close"], "env": "OMP_PROC_BIND"}}}))
     with pytest.raises(InvalidInput, match=r"that command\.environment does not set"):
-        spec_of(tiny(evaluator="command", command=ARGUMENTS | {"environment": {"NCCL_ALGO": "ring"}},
+        spec_of(tiny(evaluator="command",
+            command=ARGUMENTS | {"environment": {"NCCL_ALGO": "ring"}},
                      space={"custom": {"algorithm": ALGORITHM}}))  # fmt: skip
     with pytest.raises(InvalidInput, match="a flag or variable of its own"):
         spec_of(knobbed(one=ALGORITHM, other=ALGORITHM))
-    assert spec_of(tiny(space={"custom": {"algorithm": ALGORITHM}})).space.custom["algorithm"].env == "NCCL_ALGO"
+    assert (
+        spec_of(tiny(space={"custom": {"algorithm": ALGORITHM}})).space.custom["algorithm"].env
+        == "NCCL_ALGO"
+    )
     recipe = tiny_recipe(custom=custom(1, flag="--x {value}"))
     job = probe_job(setup_of(tmp_path), recipe, tmp_path, (Corpus(Path("x"), "uint16"),))
     with pytest.raises(ValueError, match="custom knob own is an argument of another trainer"):
         Job.from_json(json.dumps(job))
     with pytest.raises(InvalidInput, match="does not take --x 1"):
-        batch_script("slurm", TrainingJob(problem=spec_of(tiny()).problem, recipe=recipe, header=(), recipe_file=""))
+        batch_script(
+            "slurm",
+            TrainingJob(problem=spec_of(tiny()).problem, recipe=recipe, header=(), recipe_file=""),
+        )
 
 
 RECIPE = tiny_recipe(
@@ -182,7 +207,9 @@ GIVEN = ("--label", "$(reboot) *", "--overlap")
 def test_a_command_gets_words_and_variables_without_a_shell(
     arguments: tuple[str, ...], expected: tuple[str, ...], tmp_path: Path
 ) -> None:
-    settings = CommandSettings(arguments=arguments, log_patterns=(r"step (?P<step>\d+)",), environment={"A": "b"})
+    settings = CommandSettings(
+        arguments=arguments, log_patterns=(r"step (?P<step>\d+)",), environment={"A": "b"}
+    )
     request = request_of(setup_of(tmp_path), RECIPE, tmp_path)
     command = configured(settings)(request)
     assert isinstance(command, Command)
@@ -202,7 +229,9 @@ def test_an_export_has_them_in_the_tool_s_arguments_and_environment(tool: str) -
     found = TOOLS[tool].export(problem, RECIPE)
     assert found.arguments == (*GIVEN, *plain.arguments)
     text = TOOLS[tool].render(problem, RECIPE, ())
-    assert ("needs the environment variable " if tool == "deepspeed" else "export ") + "NCCL_ALGO='two trees'" in text
+    assert (
+        "needs the environment variable " if tool == "deepspeed" else "export "
+    ) + "NCCL_ALGO='two trees'" in text
     assert "'$(reboot) *'" in text
 
 
@@ -217,7 +246,11 @@ def test_a_table_has_a_column_for_each_knob_that_recipes_have(tmp_path: Path) ->
             writer.finish_attempt(attempt, measurement((0.5,), 1), retry=False)
         table = frame(store, None)
     column = table[f"{CUSTOM}own"]
-    assert (str(column.dtype), column.isna().tolist(), column.tolist()[1:]) == ("Int64", [True, False, False], [4, 8])
+    assert (str(column.dtype), column.isna().tolist(), column.tolist()[1:]) == (
+        "Int64",
+        [True, False, False],
+        [4, 8],
+    )
     assert from_columns(plain_columns(table)).equals(table)
 
 
@@ -237,11 +270,17 @@ def test_recipes_are_filtered_by_their_values_and_defaults(tmp_path: Path) -> No
     ):
         found = {item.recipe for item in store.recipes(custom=words).items}
         given = {recipe: {one.name: one.value for one in recipe.custom} for recipe in recipes}
-        assert found == {r for r in recipes if all(given[r].get(name) == value for name, value in wanted.items())}
+        assert found == {
+            r for r in recipes if all(given[r].get(name) == value for name, value in wanted.items())
+        }
         assert 0 < len(found) < len(recipes)
-    with pytest.raises(InvalidInput, match=r'custom = "own=3": expected one of own=1, own=2, own=4'):
+    with pytest.raises(
+        InvalidInput, match=r'custom = "own=3": expected one of own=1, own=2, own=4'
+    ):
         store.recipes(custom=["own=3"])
-    with pytest.raises(InvalidInput, match=r'custom = "other=3": expected own=VALUE, overlap=VALUE'):
+    with pytest.raises(
+        InvalidInput, match=r'custom = "other=3": expected own=VALUE, overlap=VALUE'
+    ):
         store.recipes(custom=["other=3"])
 
 
@@ -249,16 +288,27 @@ def test_charts_have_them_as_knobs_like_others(tmp_path: Path) -> None:
     own, peak = {"own": {"values": [1, 2, 4], "env": "X"}}, {"peak_tflops": {"fp32": 0.1}}
     spec = spec_of(tiny(evaluator="simulated", cluster=peak, space={"custom": own}))
     survey = spec.space.survey(spec.problem)
-    same = {r.custom[0].value: r for r in survey.recipes if r.micro_batch_seqs == 1 and r.devices == r.data_parallel}
+    same = {
+        r.custom[0].value: r
+        for r in survey.recipes
+        if r.micro_batch_seqs == 1 and r.devices == r.data_parallel
+    }
     collected = recorded(
-        tmp_path / "s.db", spec, [(same[1], [measured(100.0, 0.5)]), (same[4], [measured(300.0, 0.5)])]
+        tmp_path / "s.db",
+        spec,
+        [(same[1], [measured(100.0, 0.5)]), (same[4], [measured(300.0, 0.5)])],
     )
     drawn = sensitivity(collected)
     assert isinstance(drawn, Chart)
     points = {row["value"]: row for row in drawn.spec["data"]["values"] if row["knob"] == "own"}
     assert [points[value]["tokens_per_s"] for value in "14"] == [100.0, 300.0]
-    assert (points["2"]["source"], points["2"]["tokens_per_s"]) == ("estimated", pytest.approx(300.0)), "no effect"
-    assert [(knob.name, knob.values) for knob in knobs(survey, list(same.values()))] == [("own", (1, 2, 4))]
+    assert (points["2"]["source"], points["2"]["tokens_per_s"]) == (
+        "estimated",
+        pytest.approx(300.0),
+    ), "no effect"
+    assert [(knob.name, knob.values) for knob in knobs(survey, list(same.values()))] == [
+        ("own", (1, 2, 4))
+    ]
 
 
 OWN = {
@@ -280,7 +330,11 @@ def test_guided_learns_an_effect_of_each_and_the_formulas_know_none() -> None:
 
     def truth(recipe: Recipe) -> float:
         given = {one.name: one.value for one in recipe.custom}
-        own = EFFECTS[given["channels"]] + EFFECTS[given["algorithm"]] + (0.15 if "overlap" in given else 0.0)
+        own = (
+            EFFECTS[given["channels"]]
+            + EFFECTS[given["algorithm"]]
+            + (0.15 if "overlap" in given else 0.0)
+        )
         return float(PRIOR.log_speed[row[recipe]]) + own
 
     runs = PRIOR.log_fill < math.log(0.9)

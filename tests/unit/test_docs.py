@@ -1,4 +1,6 @@
-"""The documents keep up with the code: every command, setting, failure kind, strategy and preset has its place."""
+"""The documents keep up with the code: every command, setting, failure kind, strategy and preset
+has its place.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,18 @@ COMMANDS = [name for section in SECTIONS.values() for name in section]
 
 def section(page: str, title: str) -> str:
     """The text of one `## title` section of a page."""
-    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", DOCS[page], re.MULTILINE | re.DOTALL)
+    found = re.search(
+        rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", DOCS[page], re.MULTILINE | re.DOTALL
+    )
     assert found, f"docs/{page} has no section {title}"
     return found.group(1)
 
 
 def test_commands_page_is_the_reference_of_the_commands() -> None:
     page = DOCS["commands.md"]
-    assert commands.updated(page) == page, "run: python tests/support/command_reference.py docs/commands.md"
+    assert commands.updated(page) == page, (
+        "run: python tests/support/command_reference.py docs/commands.md"
+    )
     assert all(f"### `frontrunner {name}" in page for name in COMMANDS)
 
 
@@ -52,9 +58,13 @@ def test_every_section_of_the_campaign_file_is_documented() -> None:
 
 def test_the_reference_tables_of_the_campaign_file_are_current() -> None:
     page = DOCS["campaign-file.md"]
-    assert updated(page) == page, "run python tests/support/campaign_reference.py docs/campaign-file.md"
+    assert updated(page) == page, (
+        "run python tests/support/campaign_reference.py docs/campaign-file.md"
+    )
     for name in FILE_SECTIONS:
-        assert all(f"| `{key}` |" in section("campaign-file.md", f"[{name}]") for key in keys_of(name)), name
+        assert all(
+            f"| `{key}` |" in section("campaign-file.md", f"[{name}]") for key in keys_of(name)
+        ), name
 
 
 def test_nested_settings_and_words_are_documented() -> None:
@@ -62,7 +72,9 @@ def test_nested_settings_and_words_are_documented() -> None:
     for field in (*fields(ByPrecision), *fields(Links)):
         assert field.name in cluster
     space = section("campaign-file.md", "[space]")
-    for word in (word for one in DIMENSIONS.values() if one.name != "rank_order" for word in one.values):
+    for word in (
+        word for one in DIMENSIONS.values() if one.name != "rank_order" for word in one.values
+    ):
         assert word in space or word == "none"
     for preset in (*preset_names("models"), *preset_names("clusters")):
         assert f"`{preset}`" in DOCS["campaign-file.md"]
@@ -110,7 +122,12 @@ def test_every_page_is_reached_from_the_readme_and_links_lead_somewhere() -> Non
 
 
 def test_every_page_is_in_the_site_s_navigation() -> None:
-    navigation = (ROOT / "zensical.toml").read_text(encoding="utf-8").partition("nav = [")[2].partition("\n]\n")[0]
+    navigation = (
+        (ROOT / "zensical.toml")
+        .read_text(encoding="utf-8")
+        .partition("nav = [")[2]
+        .partition("\n]\n")[0]
+    )
     assert sorted(re.findall(r'"([\w-]+\.md)"', navigation)) == sorted(
         path.name for path in (ROOT / "docs").glob("*.md")
     )
@@ -119,10 +136,15 @@ def test_every_page_is_in_the_site_s_navigation() -> None:
 def test_the_readme_begins_with_the_two_commands() -> None:
     first_block = re.search(r"```console\n(.*?)```", README, re.DOTALL)
     assert first_block
-    assert re.findall(r"^\$ (make \w+)", first_block.group(1), re.MULTILINE) == ["make campaign", "make test"]
+    assert re.findall(r"^\$ (make \w+)", first_block.group(1), re.MULTILINE) == [
+        "make campaign",
+        "make test",
+    ]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name
+)
 def test_every_example_has_legal_recipes(path: Path) -> None:
     spec = read_campaign_file(path).spec
     assert len(spec.survey().recipes) >= 12
@@ -142,4 +164,6 @@ def test_whichever_recipe_wins_in_the_tutorial_its_exports_work(tmp_path: Path) 
     found = survey(tmp_path / "first.toml")
     named = set(re.findall(r"export RECIPE --to (\S+)", DOCS["tutorial.md"])) & TOOLS.keys()
     assert named
-    assert {TOOLS[name].why_not(found.problem, recipe) for name in named for recipe in found.recipes} == {None}
+    assert {
+        TOOLS[name].why_not(found.problem, recipe) for name in named for recipe in found.recipes
+    } == {None}

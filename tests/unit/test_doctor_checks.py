@@ -46,7 +46,12 @@ GIB = 2**30
 NOTHING_NEEDED = Needs(store_path=None, run_folder=Path("runs"))
 MOUNTS = [
     Mount(PurePosixPath(folder), kind)
-    for folder, kind in {"/": "ext4", "/ccs/home": "nfs4", "/lustre/orion": "lustre", "/tmp": "tmpfs"}.items()
+    for folder, kind in {
+        "/": "ext4",
+        "/ccs/home": "nfs4",
+        "/lustre/orion": "lustre",
+        "/tmp": "tmpfs",
+    }.items()
 ]
 
 
@@ -75,14 +80,17 @@ def test_a_path_lies_on_the_deepest_mount_above_it(path, kind, is_network):
 
 
 def test_of_two_mounts_on_one_folder_the_later_hides_the_earlier():
-    found = mount_of(PurePosixPath("/a/b"), [Mount(PurePosixPath("/a"), kind) for kind in ("ext4", "lustre")])
+    found = mount_of(
+        PurePosixPath("/a/b"), [Mount(PurePosixPath("/a"), kind) for kind in ("ext4", "lustre")]
+    )
     assert found is not None
     assert found.kind == "lustre"
 
 
 def disk(kind: str, free_gib: float = 100.0, *, writable: bool = True) -> Disk:
     mount = Mount(PurePosixPath("/scratch"), kind)
-    return Disk(path=Path("/scratch/s.db"), folder=Path("/scratch"), mount=mount, free_bytes=int(free_gib * GIB),
+    return Disk(path=Path("/scratch/s.db"), folder=Path("/scratch"), mount=mount,
+        free_bytes=int(free_gib * GIB),
                 is_writable=writable)  # fmt: skip
 
 
@@ -100,7 +108,9 @@ def test_run_folders_must_be_shared_where_there_are_several_nodes():
     assert worst(check_disk("run folder", disk("lustre"), nodes=8)) is Status.OK
     assert worst(check_disk("run folder", disk("xfs"), nodes=1)) is Status.OK
     assert worst(check_disk("run folder", disk("xfs"), nodes=8)) is Status.PROBLEM
-    assert worst(check_disk("run folder", disk("lustre", writable=False), nodes=8)) is Status.PROBLEM
+    assert (
+        worst(check_disk("run folder", disk("lustre", writable=False), nodes=8)) is Status.PROBLEM
+    )
 
 
 @pytest.mark.parametrize(("free_gib", "status"), [(0.05, "problem"), (0.5, "warning"), (5, "ok")])
@@ -120,14 +130,18 @@ def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path: Pat
 
 
 CUDA_WORDS = {
-    "version": "2.13.0+cu130", "cuda": "13.0", "hip": None, "xpu": None, "device_error": None, "nccl": "2.29.3",
+    "version": "2.13.0+cu130", "cuda": "13.0", "hip": None, "xpu": None, "device_error": None,
+    "nccl": "2.29.3",
     "devices": [{"name": "NVIDIA A100-SXM4-40GB", "memory_bytes": 42 * 10**9}] * 4,
     "collectives": ["gloo", "nccl"],
 }  # fmt: skip
 CUDA = Torch(**CUDA_WORDS)
 CPU = replace(CUDA, cuda=None, nccl=None, devices=(), collectives=["gloo"])
 ROCM = replace(CUDA, cuda=None, hip="6.2.4")
-NO_SYSTEM, NVIDIA = Accelerators(backend=None, driver=None), Accelerators(backend="cuda", driver="NVRM version: 580.82")
+NO_SYSTEM, NVIDIA = (
+    Accelerators(backend=None, driver=None),
+    Accelerators(backend="cuda", driver="NVRM version: 580.82"),
+)
 
 
 def test_torch_as_its_answer_says():
@@ -147,7 +161,7 @@ def test_a_build_of_torch_that_cannot_use_the_devices_is_a_problem():
 
 def test_devices_that_torch_does_not_see_are_a_problem_with_its_own_words():
     blind = replace(CUDA, devices=(), device_error="CUDA driver version is insufficient")
-    (found, driver) = check_devices(blind, NVIDIA)
+    found, driver = check_devices(blind, NVIDIA)
     assert found.status is Status.PROBLEM
     assert (driver.status, driver.found) == (Status.OK, "NVRM version: 580.82")
     assert found.found.endswith("devices: CUDA driver version is insufficient")
@@ -156,7 +170,7 @@ def test_devices_that_torch_does_not_see_are_a_problem_with_its_own_words():
 
 def test_devices_of_two_kinds_are_a_warning():
     mixed = replace(CUDA, devices=(*CUDA.devices, {"name": "NVIDIA T4", "memory_bytes": 16 * GIB}))
-    (found, _) = check_devices(mixed, NVIDIA)
+    found, _ = check_devices(mixed, NVIDIA)
     assert found.status is Status.WARNING
     assert found.found.startswith("4 x NVIDIA A100-SXM4-40GB, 39.1 GiB; 1 x NVIDIA T4")
 
@@ -166,13 +180,16 @@ def test_the_collective_library_is_the_platform_s():
     assert found.found == "NCCL 2.29.3, by torch's nccl"
     (found,) = check_collectives(ROCM)
     assert found.found == "RCCL 2.29.3, by torch's nccl"
-    assert worst(check_collectives(replace(CUDA, cuda=None, xpu="2025"))) is Status.PROBLEM  # no xccl in it
+    assert (
+        worst(check_collectives(replace(CUDA, cuda=None, xpu="2025"))) is Status.PROBLEM
+    )  # no xccl in it
 
 
 @pytest.mark.parametrize(
     ("backend", "devices", "torch", "status"),
     [
-        ("cuda", 4, CUDA, Status.OK), ("cuda", 8, CUDA, Status.PROBLEM), ("rocm", 8, CUDA, Status.PROBLEM),
+        ("cuda", 4, CUDA, Status.OK), ("cuda", 8, CUDA, Status.PROBLEM),
+        ("rocm", 8, CUDA, Status.PROBLEM),
         ("cuda", 4, CPU, Status.PROBLEM), ("cpu", 4, CUDA, Status.OK),
         ("cpu", 64, CPU, Status.WARNING),
     ],
@@ -181,7 +198,9 @@ def test_a_campaign_s_cluster_must_be_of_this_machine_s_kind(backend, devices, t
     wanted = replace(NOTHING_NEEDED, backend=backend, devices_per_node=devices)
     (found,) = check_needed_devices(torch, wanted, 4)
     assert found.status is status
-    (found,) = check_needed_devices(torch, replace(wanted, scheduler="slurm"), 4)  # its nodes are elsewhere
+    (found,) = check_needed_devices(
+        torch, replace(wanted, scheduler="slurm"), 4
+    )  # its nodes are elsewhere
     assert found.status is (Status.OK if status is Status.OK else Status.NOTE)
 
 
@@ -212,7 +231,8 @@ def package(line: str, installed: str | None, extra: str | None = None) -> Packa
 def test_packages_out_of_range_are_problems_and_extras_a_note():
     found = list(
         check_packages(
-            [package("optuna>=5.0,<6", "4.9.0"), package("torch>=2.11", None), package("numpy>=1.26", "2.4.6"),
+            [package("optuna>=5.0,<6", "4.9.0"), package("torch>=2.11", None),
+                package("numpy>=1.26", "2.4.6"),
              package("deepspeed>=0.19", None, "deepspeed")],
             needed=(),
         )
@@ -226,11 +246,15 @@ def test_a_package_that_the_campaign_needs_must_be_installed():
     parsl = package("parsl>=2026.10", None, "hpc")
     (found,) = check_packages([parsl], needed=("parsl",))
     assert (found.status, found.remedy) == (Status.PROBLEM, installing("frontrunner[hpc]"))
-    assert worst(check_packages([parsl._replace(installed="2026.10.12")], needed=("parsl",))) is Status.OK
+    assert (
+        worst(check_packages([parsl._replace(installed="2026.10.12")], needed=("parsl",)))
+        is Status.OK
+    )
 
 
 RAY_SOURCE = NodeSource(
-    scheduler="ray", nodes=2, allocations=1, launcher="none", settings=DispatchSettings(backend="ray"),
+    scheduler="ray", nodes=2, allocations=1, launcher="none",
+    settings=DispatchSettings(backend="ray"),
     node_resources={"GPU": 8.0},
 )  # fmt: skip
 OURS = {"frontrunner": "0.1.0", "ray": "2.60.0", "torch": "2.13.0"}
@@ -241,11 +265,19 @@ def ray_node(gpus: float, versions: dict[str, str] | str = OURS) -> dict[str, ob
 
 
 def test_a_ray_cluster_has_enough_nodes_with_the_drivers_versions():
-    fine = {"versions": OURS, "nodes": {"a": ray_node(8), "b": ray_node(8), "head": ray_node(0, "no frontrunner")}}
+    fine = {
+        "versions": OURS,
+        "nodes": {"a": ray_node(8), "b": ray_node(8), "head": ray_node(0, "no frontrunner")},
+    }
     assert statuses(check_ray(RAY_SOURCE, fine)) == [("ray", "ok")]
     small = {"versions": OURS, "nodes": {"a": ray_node(8), "b": ray_node(4)}}
-    assert statuses(check_ray(RAY_SOURCE, small)) == [("ray", "warning")], "an autoscaler may add the other"
-    others = {"a": ray_node(8, OURS | {"torch": "2.12.0"}), "b": ray_node(8, "No module named 'frontrunner'")}
+    assert statuses(check_ray(RAY_SOURCE, small)) == [("ray", "warning")], (
+        "an autoscaler may add the other"
+    )
+    others = {
+        "a": ray_node(8, OURS | {"torch": "2.12.0"}),
+        "b": ray_node(8, "No module named 'frontrunner'"),
+    }
     found = list(check_ray(RAY_SOURCE, {"versions": OURS, "nodes": others}))
     assert statuses(found) == [("ray", "ok"), ("ray node", "problem"), ("ray node", "problem")]
     assert "torch 2.12.0; the driver" in found[1].found
@@ -254,7 +286,10 @@ def test_a_ray_cluster_has_enough_nodes_with_the_drivers_versions():
 
 def test_versions_of_python_and_sqlite():
     assert worst(check_versions((3, 11, 0), (3, 35, 0))) is Status.OK
-    assert statuses(check_versions((3, 10, 9), (3, 34, 1))) == [("python", "problem"), ("sqlite", "problem")]
+    assert statuses(check_versions((3, 10, 9), (3, 34, 1))) == [
+        ("python", "problem"),
+        ("sqlite", "problem"),
+    ]
 
 
 def test_a_compiler_is_a_note_unless_the_campaign_compiles():
@@ -262,7 +297,10 @@ def test_a_compiler_is_a_note_unless_the_campaign_compiles():
     assert worst(check_tools(None, ninja, NOTHING_NEEDED)) is Status.NOTE
     assert worst(check_tools(None, ninja, replace(NOTHING_NEEDED, compiles=True))) is Status.PROBLEM
     assert worst(check_tools(compiler, None, replace(NOTHING_NEEDED, compiles=True))) is Status.NOTE
-    assert worst(check_tools(compiler, None, replace(NOTHING_NEEDED, disk_folder=Path("/nvme")))) is Status.PROBLEM
+    assert (
+        worst(check_tools(compiler, None, replace(NOTHING_NEEDED, disk_folder=Path("/nvme"))))
+        is Status.PROBLEM
+    )
 
 
 def test_host_names():
@@ -277,25 +315,40 @@ def test_slingshot_without_plug_in_or_settings_is_warned_of():
         ("fabric", "ok"), ("plug-in", "warning"), ("settings", "warning"), ("settings", "warning"),
     ]  # fmt: skip
     settings = {"FI_MR_CACHE_MONITOR": "kdreg2", "FI_CXI_DEFAULT_CQ_SIZE": "131072"}
-    assert worst(check_fabric(bare._replace(plugin="/p/librccl-net.so", environment=settings), "rocm")) is Status.OK
+    assert (
+        worst(check_fabric(bare._replace(plugin="/p/librccl-net.so", environment=settings), "rocm"))
+        is Status.OK
+    )
     assert worst(check_fabric(bare, "xpu")) is Status.OK  # oneCCL goes through MPI there
     assert list(check_fabric(Fabric(()), "cuda")) == []
 
 
-def judged(limits: Limits, *, has_fabric: bool = True, has_devices: bool = True) -> dict[str, Check]:
-    return {check.name: check for check in check_limits(limits, has_fabric=has_fabric, has_devices=has_devices)}
+def judged(
+    limits: Limits, *, has_fabric: bool = True, has_devices: bool = True
+) -> dict[str, Check]:
+    return {
+        check.name: check
+        for check in check_limits(limits, has_fabric=has_fabric, has_devices=has_devices)
+    }
 
 
 def test_limits():
-    wide = Limits(512 * GIB, 500 * GIB, {"memory.max": 4 * GIB, "ulimit -v": 2**62}, shared_bytes=8 * GIB)
+    wide = Limits(
+        512 * GIB, 500 * GIB, {"memory.max": 4 * GIB, "ulimit -v": 2**62}, shared_bytes=8 * GIB
+    )
     found = judged(wide)
-    assert {name: check.status for name, check in found.items() if check.status is not Status.OK} == {
-        "memory": Status.NOTE
-    }
+    assert {
+        name: check.status for name, check in found.items() if check.status is not Status.OK
+    } == {"memory": Status.NOTE}
     assert found["memory"].found == "512.0 GiB, 500.0 GiB free; at most 4.0 GiB by memory.max"
-    narrow = wide._replace(open_files=1024, most_open_files=524288, locked_bytes=65536, shared_bytes=64 * 2**20)
+    narrow = wide._replace(
+        open_files=1024, most_open_files=524288, locked_bytes=65536, shared_bytes=64 * 2**20
+    )
     found = judged(narrow)
-    assert (found["open files"].status, found["open files"].remedy) == (Status.WARNING, "ulimit -n 4096")
+    assert (found["open files"].status, found["open files"].remedy) == (
+        Status.WARNING,
+        "ulimit -n 4096",
+    )
     assert found["locked memory"].status is found["shared memory"].status is Status.WARNING
     found = judged(narrow, has_fabric=False, has_devices=False)
     assert found["locked memory"].status is found["shared memory"].status is Status.OK
@@ -306,13 +359,19 @@ def test_the_job_and_its_scheduler():
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-6]"}
     (found,) = check_job(job_environment(slurm, cores), NOTHING_NEEDED)
     assert (found.status, found.found) == (Status.OK, "slurm job 7: 6 nodes, n1, n2, n3, n4, ...")
-    assert worst(check_job(job_environment(slurm, cores), replace(NOTHING_NEEDED, nodes=8))) is Status.WARNING
+    assert (
+        worst(check_job(job_environment(slurm, cores), replace(NOTHING_NEEDED, nodes=8)))
+        is Status.WARNING
+    )
     blind = job_environment(slurm | {"SLURM_GPUS_ON_NODE": "8"}, cores)
-    assert statuses(check_job(blind, NOTHING_NEEDED)) == [("allocation", "ok"), ("devices", "problem")]
+    assert statuses(check_job(blind, NOTHING_NEEDED)) == [
+        ("allocation", "ok"),
+        ("devices", "problem"),
+    ]
     slurm_here = {"slurm": "slurm 24.05"}
     assert worst(check_schedulers({}, None)) is Status.NOTE
     assert worst(check_schedulers(slurm_here, "slurm")) is Status.OK
-    (found, _) = check_schedulers(slurm_here, "pbs")
+    found, _ = check_schedulers(slurm_here, "pbs")
     assert (found.status, found.found) == (
         Status.PROBLEM,
         "the campaign requests nodes from pbs, and qsub is not on PATH",
@@ -330,7 +389,10 @@ def test_a_check_that_fails_to_look_says_so_and_the_others_are_made():
 
 def test_a_trainer_that_was_never_run_is_a_warning() -> None:
     (never,) = check_trainer("megatron-lm")
-    assert (never.status, never.found) == (Status.WARNING, "megatron-lm was never run by the project: it needs a GPU")
+    assert (never.status, never.found) == (
+        Status.WARNING,
+        "megatron-lm was never run by the project: it needs a GPU",
+    )
     (ran,) = check_trainer("torchtitan")
     assert (ran.status, ran.remedy) == (Status.OK, None)
     assert list(check_trainer(None)) == []

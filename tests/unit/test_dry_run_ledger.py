@@ -32,7 +32,11 @@ def test_what_outlives_its_pass_is_told_from_what_does_not() -> None:
     ledger.enter(Phase.BACKWARD, 1)
     gradient = seen(ledger, KIB)
     ledger.enter(None)
-    assert found(ledger) == {Category.PARAMETERS: 8 * KIB, Category.ACTIVATIONS: 4 * KIB, Category.TEMPORARY: 2 * KIB}
+    assert found(ledger) == {
+        Category.PARAMETERS: 8 * KIB,
+        Category.ACTIVATIONS: 4 * KIB,
+        Category.TEMPORARY: 2 * KIB,
+    }
     del kept, weights, gradient
 
 
@@ -48,7 +52,11 @@ def test_what_is_recomputed_interrupts_a_backward_pass_and_does_not_end_it() -> 
     ledger.enter(Phase.BACKWARD, 2)
     del gradient
     ledger.enter(None)
-    assert found(ledger) == {Category.TEMPORARY: KIB, Category.ACTIVATIONS: 2 * KIB, Category.GRADIENTS: 4 * KIB}
+    assert found(ledger) == {
+        Category.TEMPORARY: KIB,
+        Category.ACTIVATIONS: 2 * KIB,
+        Category.GRADIENTS: 4 * KIB,
+    }
 
 
 def test_storages_that_shrink_and_grow_are_followed() -> None:

@@ -47,7 +47,9 @@ def test_choices_that_leave_several_recipes_name_what_is_open() -> None:
 
 
 def test_choices_that_leave_no_recipe_say_why() -> None:
-    with pytest.raises(NothingLegal, match="tensor_parallel 5 x pipeline_parallel 16 does not divide 1024"):
+    with pytest.raises(
+        NothingLegal, match="tensor_parallel 5 x pipeline_parallel 16 does not divide 1024"
+    ):
         recipe(tensor_parallel=5)
 
 
@@ -83,7 +85,9 @@ def test_a_recipe_by_choices_needs_its_file() -> None:
         ({"schedule": "none", "pipeline_parallel": 1, "accumulation": 1}, 1),
     ],
 )
-def test_as_many_micro_batches_are_traced_as_show_the_peak(changes: dict[str, Any], needed: int) -> None:
+def test_as_many_micro_batches_are_traced_as_show_the_peak(
+    changes: dict[str, Any], needed: int
+) -> None:
     assert needed_micro_batches(replace(recipe(), **changes)) == needed
 
 
@@ -110,7 +114,9 @@ def test_v_shaped_pipelines_end_where_they_begin() -> None:
         ({"activation_offload": True}, "offload"),
     ],
 )
-def test_what_cannot_be_traced_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
+def test_what_cannot_be_traced_is_refused_with_the_reason(
+    changes: dict[str, Any], reason: str
+) -> None:
     found = replace(recipe(), **changes)
     assert reason in (why_untraceable(found, SPEC.problem) or "")
     with pytest.raises(InvalidInput, match=f"cannot be traced: .*{reason}"):
@@ -119,19 +125,33 @@ def test_what_cannot_be_traced_is_refused_with_the_reason(changes: dict[str, Any
 
 @pytest.mark.parametrize("rank", [-1, 1024])
 def test_a_rank_must_be_one_of_the_recipe_s(rank: int) -> None:
-    with pytest.raises(InvalidInput, match=f"rank = {rank}: expected one of the recipe's ranks, 0 to 1023"):
-        plan(recipe_id="0123", recipe=recipe(), problem=SPEC.problem, probe=ProbeSettings(), rank=rank)
+    with pytest.raises(
+        InvalidInput, match=f"rank = {rank}: expected one of the recipe's ranks, 0 to 1023"
+    ):
+        plan(
+            recipe_id="0123",
+            recipe=recipe(),
+            problem=SPEC.problem,
+            probe=ProbeSettings(),
+            rank=rank,
+        )
 
 
 def test_a_schedule_that_keeps_all_in_flight_is_extrapolated_where_it_is_long() -> None:
-    for accumulation, micro_batches, extrapolated in ((40, 40, False), (80, 4, True), (800, 4, True)):
+    for accumulation, micro_batches, extrapolated in (
+        (40, 40, False),
+        (80, 4, True),
+        (800, 4, True),
+    ):
         long = replace(recipe(), schedule="gpipe", accumulation=accumulation)
         planned = plan(recipe_id="0", recipe=long, problem=SPEC.problem, probe=ProbeSettings())
         assert (planned.micro_batches, planned.extrapolated) == (micro_batches, extrapolated)
 
 
 @pytest.mark.parametrize(("scale", "unit"), [(2**20, "MiB"), (2**30, "GiB")])
-def test_memory_is_printed_in_a_unit_of_its_size(scale: int, unit: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_is_printed_in_a_unit_of_its_size(
+    scale: int, unit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     rank = TracedRank(
         rank=0,
         pipeline_rank=0,

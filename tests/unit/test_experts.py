@@ -1,4 +1,6 @@
-"""Mixtures of experts: what the model counts, which recipes are legal, and what the formulas make of them."""
+"""Mixtures of experts: what the model counts, which recipes are legal, and what the formulas make
+of them.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +32,27 @@ from support import legality
 from support.analytic import A100, PROBLEM, recipe, without_latency, work
 
 MIXTRAL = Model(
-    name="m", layers=32, hidden=4096, heads=32, kv_heads=8, ffn_hidden=14336, vocabulary=32000, vocabulary_multiple=1,
+    name="m", layers=32, hidden=4096, heads=32, kv_heads=8, ffn_hidden=14336, vocabulary=32000,
+    vocabulary_multiple=1,
     activation="swiglu", norm="rmsnorm", experts=8, experts_per_token=2,
 )  # fmt: skip
 DEEPSEEK_V3 = replace(
-    MIXTRAL, layers=61, hidden=7168, heads=128, kv_heads=128, head_width=128, ffn_hidden=2048, vocabulary=129280,
-    key_value_rank=512, query_rank=1536, rotary_width=64, experts=256, experts_per_token=8, shared_experts=1,
-    dense_layers=3, dense_ffn_hidden=18432, router="sigmoid", router_groups=8, router_groups_kept=4, routed_scale=2.5,
+    MIXTRAL, layers=61, hidden=7168, heads=128, kv_heads=128, head_width=128, ffn_hidden=2048,
+    vocabulary=129280,
+    key_value_rank=512, query_rank=1536, rotary_width=64, experts=256, experts_per_token=8,
+    shared_experts=1,
+    dense_layers=3, dense_ffn_hidden=18432, router="sigmoid", router_groups=8, router_groups_kept=4,
+    routed_scale=2.5,
 )  # fmt: skip
 DEEPSEEK_V2 = replace(
-    DEEPSEEK_V3, layers=60, hidden=5120, ffn_hidden=1536, vocabulary=102400, experts=160, experts_per_token=6,
-    shared_experts=2, dense_layers=1, dense_ffn_hidden=12288, router="softmax", router_groups_kept=3,
+    DEEPSEEK_V3, layers=60, hidden=5120, ffn_hidden=1536, vocabulary=102400, experts=160,
+    experts_per_token=6,
+    shared_experts=2, dense_layers=1, dense_ffn_hidden=12288, router="softmax",
+    router_groups_kept=3,
 )  # fmt: skip
 DEEPSEEK_V2_LITE = replace(
-    DEEPSEEK_V2, layers=27, hidden=2048, heads=16, kv_heads=16, ffn_hidden=1408, query_rank=None, experts=64,
+    DEEPSEEK_V2, layers=27, hidden=2048, heads=16, kv_heads=16, ffn_hidden=1408, query_rank=None,
+    experts=64,
     dense_ffn_hidden=10944, router_groups=1, router_groups_kept=1,
 )  # fmt: skip
 KINDS = ("layers", "dense")
@@ -53,7 +62,9 @@ OURS = without_latency(Machine.of(A100, "bf16", FRONTRUNNER))
 
 def of_experts(**changes: Any) -> Any:
     """Return a problem of MIXTRAL with changes; tokens are dealt to its experts in turn."""
-    model = replace(MIXTRAL, **{"routing": "uniform" if changes.get("experts", 1) else "learned"} | changes)
+    model = replace(
+        MIXTRAL, **{"routing": "uniform" if changes.get("experts", 1) else "learned"} | changes
+    )
     return replace(PROBLEM, model=model, precision="bf16")
 
 
@@ -81,10 +92,14 @@ def test_shared_experts_dense_layers_and_latent_attention_are_counted(
 
 
 def test_flops_of_latent_attention_are_those_of_its_matrices() -> None:
-    """DeepSeek-V3's 128 heads see 192 numbers of each position and return 128; a token goes through 3 + 58 layers."""
+    """DeepSeek-V3's 128 heads see 192 numbers of each position and return 128; a token goes through
+    3 + 58 layers.
+    """
     attention = 7168 * (1536 + 512 + 64) + 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168
     dense, mixed = 3 * 7168 * 18432, 9 * 3 * 7168 * 2048 + 7168 * 256
-    forward = 2 * (61 * attention + 3 * dense + 58 * mixed + 7168 * 129_280) + 61 * 2 * 4096 * 128 * (192 + 128)
+    forward = 2 * (
+        61 * attention + 3 * dense + 58 * mixed + 7168 * 129_280
+    ) + 61 * 2 * 4096 * 128 * (192 + 128)
     assert DEEPSEEK_V3.model_flops_per_token(4096) == pytest.approx(3.0 * forward, rel=1e-12)
 
 
@@ -98,22 +113,37 @@ def test_the_first_layers_of_a_model_keep_one_with_experts() -> None:
     ("changes", "message"),
     [
         ({"dense_layers": 61}, "model.dense_layers = 61: expected fewer than model.layers = 61"),
-        ({"dense_layers": 0}, "model.dense_ffn_hidden = 18432: expected none without model.dense_layers"),
-        ({"dense_ffn_hidden": None}, "model.dense_ffn_hidden is missing: expected the width of model.dense_layers"),
-        ({"router_groups": 3}, "model.router_groups = 3: expected a divisor of model.experts = 256"),
+        (
+            {"dense_layers": 0},
+            "model.dense_ffn_hidden = 18432: expected none without model.dense_layers",
+        ),
+        (
+            {"dense_ffn_hidden": None},
+            "model.dense_ffn_hidden is missing: expected the width of model.dense_layers",
+        ),
+        (
+            {"router_groups": 3},
+            "model.router_groups = 3: expected a divisor of model.experts = 256",
+        ),
         ({"router_groups_kept": 9}, "model.router_groups_kept = 9: expected at most 8"),
         (
             {"router_groups": 64, "router_groups_kept": 1},
             "model.router_groups_kept = 1: expected at most 64 groups, with",
         ),
-        ({"router_groups": 256, "router_groups_kept": 8}, "model.router_groups = 256: expected groups of two experts"),
+        (
+            {"router_groups": 256, "router_groups_kept": 8},
+            "model.router_groups = 256: expected groups of two experts",
+        ),
         ({"router": "tanh"}, 'model.router = "tanh": expected one of softmax, sigmoid'),
         ({"routed_scale": 0.0}, "model.routed_scale = 0.0: expected above 0"),
         ({"kv_heads": 8}, "model.kv_heads = 8: expected model.heads = 128"),
         ({"rotary_width": 0}, "model.rotary_width = 0: expected an even number"),
         ({"positions": "learned"}, "model.rotary_width = 64: expected an even number"),
         ({"qk_norm": True}, "model.qk_norm = true: expected false"),
-        ({"key_value_rank": None}, "model.query_rank = 1536: expected none: latent attention has it"),
+        (
+            {"key_value_rank": None},
+            "model.query_rank = 1536: expected none: latent attention has it",
+        ),
         ({"experts": 0, "experts_per_token": 0}, "model.shared_experts = 1: expected no such key"),
     ],
 )
@@ -126,7 +156,10 @@ def test_what_makes_no_deepseek_is_refused(changes: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"experts_per_token": 9}, "model.experts_per_token = 9: expected at least 1 and at most model.experts = 8"),
+        (
+            {"experts_per_token": 9},
+            "model.experts_per_token = 9: expected at least 1 and at most model.experts = 8",
+        ),
         ({"experts_per_token": 0}, "model.experts_per_token = 0: expected at least 1"),
         ({"experts": 0}, "model.experts = 0: expected some, of which a token goes through 2"),
         ({"biases": "all", "shared_experts": 1}, 'model.biases = "all": expected none or qkv'),
@@ -141,21 +174,49 @@ def test_what_makes_no_mixture_is_refused(changes: dict[str, Any], message: str)
 @pytest.mark.parametrize(
     ("choices", "code", "text"),
     [
-        ({"expert_parallel": 3}, "experts-divide", "expert_parallel 3 does not divide the 8 experts; 2 does"),
         (
-            {"devices": 12, "expert_parallel": 8, "micro_batch_seqs": 4, "pipeline_parallel": 3, "accumulation": 4},
-            "experts-ranks",
-            "expert_parallel 8 does not divide the 4 ranks of a pipeline stage; expert_parallel 4 does",
+            {"expert_parallel": 3},
+            "experts-divide",
+            "expert_parallel 3 does not divide the 8 experts; 2 does",
         ),
         (
-            {"devices": 12, "expert_parallel": 2, "expert_tensor_parallel": 4, "micro_batch_seqs": 4}
+            {
+                "devices": 12,
+                "expert_parallel": 8,
+                "micro_batch_seqs": 4,
+                "pipeline_parallel": 3,
+                "accumulation": 4,
+            },
+            "experts-ranks",
+            (
+                "expert_parallel 8 does not divide the 4 ranks of a pipeline stage; expert_parallel"
+                " 4 does"
+            ),
+        ),
+        (
+            {
+                "devices": 12,
+                "expert_parallel": 2,
+                "expert_tensor_parallel": 4,
+                "micro_batch_seqs": 4,
+            }
             | {"pipeline_parallel": 3, "accumulation": 4},
             "experts-ranks",
-            "expert_parallel 2 x expert_tensor_parallel 4 does not divide the 4 ranks of a pipeline stage; "
-            "expert_parallel 1 does",
+            (
+                "expert_parallel 2 x expert_tensor_parallel 4 does not divide the 4 ranks of a"
+                " pipeline stage; expert_parallel 1 does"
+            ),
         ),
-        ({"expert_tensor_parallel": 5}, "experts-width", "expert_tensor_parallel 5 does not divide ffn_hidden"),
-        ({"tensor_parallel": 2}, "experts-tensor", "tensor_parallel 2 needs sequence_parallel, and expert_parallel or"),
+        (
+            {"expert_tensor_parallel": 5},
+            "experts-width",
+            "expert_tensor_parallel 5 does not divide ffn_hidden",
+        ),
+        (
+            {"tensor_parallel": 2},
+            "experts-tensor",
+            "tensor_parallel 2 needs sequence_parallel, and expert_parallel or",
+        ),
         ({"engine": "deepspeed"}, "experts-engine", "use engine torch"),
         ({"compile": True, "recompute": "full"}, "experts-compile", "use recompute none"),
         ({"expert_parallel": 2, "replication": "ddp"}, "experts-ddp", "use replicate"),
@@ -166,14 +227,20 @@ def test_what_makes_no_mixture_is_refused(changes: dict[str, Any], message: str)
             "not hybrid-4",
         ),
         (
-            {"expert_parallel": 2, "sharding": Sharding.named("zero-3", 16), "offload": "optimizer+parameters"},
+            {
+                "expert_parallel": 2,
+                "sharding": Sharding.named("zero-3", 16),
+                "offload": "optimizer+parameters",
+            },
             "experts-offload",
             "offload",
         ),
     ],
 )
 def test_recipes_that_experts_do_not_allow(choices: dict[str, Any], code: str, text: str) -> None:
-    problem = replace(legality.PROBLEM, model=replace(legality.MODEL, experts=8, experts_per_token=2))
+    problem = replace(
+        legality.PROBLEM, model=replace(legality.MODEL, experts=8, experts_per_token=2)
+    )
     reason = why_illegal(legality.recipe(**choices), problem)
     assert reason is not None
     assert (reason.code, text in reason.text) == (code, True)
@@ -182,13 +249,27 @@ def test_recipes_that_experts_do_not_allow(choices: dict[str, Any], code: str, t
 @pytest.mark.parametrize(
     ("model", "choices", "code"),
     [
-        ({"key_value_rank": 16, "rotary_width": 8, "kv_heads": 24}, {"engine": "deepspeed"}, "latent-engine"),
-        ({"experts": 8, "experts_per_token": 2, "balancing": "loss"}, {"feed_forward_tiles": 2}, "experts-tiles"),
-        ({"experts": 8, "experts_per_token": 2, "balancing": "bias"}, {"feed_forward_tiles": 2}, None),
+        (
+            {"key_value_rank": 16, "rotary_width": 8, "kv_heads": 24},
+            {"engine": "deepspeed"},
+            "latent-engine",
+        ),
+        (
+            {"experts": 8, "experts_per_token": 2, "balancing": "loss"},
+            {"feed_forward_tiles": 2},
+            "experts-tiles",
+        ),
+        (
+            {"experts": 8, "experts_per_token": 2, "balancing": "bias"},
+            {"feed_forward_tiles": 2},
+            None,
+        ),
         ({"key_value_rank": 16, "rotary_width": 8, "kv_heads": 24}, {}, None),
     ],
 )
-def test_recipes_that_deepseek_does_not_allow(model: dict[str, Any], choices: dict[str, Any], code: str | None) -> None:
+def test_recipes_that_deepseek_does_not_allow(
+    model: dict[str, Any], choices: dict[str, Any], code: str | None
+) -> None:
     problem = replace(legality.PROBLEM, model=replace(legality.MODEL, **model))
     reason = why_illegal(legality.recipe(**choices), problem)
     assert (reason and reason.code) == code
@@ -196,7 +277,10 @@ def test_recipes_that_deepseek_does_not_allow(model: dict[str, Any], choices: di
 
 def test_routing_is_part_of_what_was_measured() -> None:
     of_router, dealt = of_experts(routing="learned"), of_experts(routing="uniform")
-    ids = {recipe_id(problem, recipe()) for problem in (of_router, replace(of_router, model=MIXTRAL), dealt)}
+    ids = {
+        recipe_id(problem, recipe())
+        for problem in (of_router, replace(of_router, model=MIXTRAL), dealt)
+    }
     assert ids == {recipe_id(of_router, recipe()), recipe_id(dealt, recipe())}
     assert len(ids) == 2
     with pytest.raises(InvalidInput, match=r"model\.routing"):
@@ -204,10 +288,15 @@ def test_routing_is_part_of_what_was_measured() -> None:
 
 
 def test_imbalance_is_told_with_how_tokens_were_routed() -> None:
-    telemetry = Telemetry(routing="learned", expert_imbalance=(1.4, 1.3, 1.1), rank_imbalance=(1.0, 1.25, 1.25))
+    telemetry = Telemetry(
+        routing="learned", expert_imbalance=(1.4, 1.3, 1.1), rank_imbalance=(1.0, 1.25, 1.25)
+    )
     found = {"node_seconds": 1.0, "peak_memory_bytes": (1,), "telemetry": telemetry}
     measured = measured_steps(recipe(), of_experts(), (1.0,), **found)
-    assert expert_balance(measured) == "tokens by the router: fullest expert 1.30, fullest rank 1.25 times the mean"
+    assert (
+        expert_balance(measured)
+        == "tokens by the router: fullest expert 1.30, fullest rank 1.25 times the mean"
+    )
     assert expert_balance(replace(measured, telemetry=Telemetry())) is None
 
 
@@ -227,10 +316,16 @@ def test_a_dense_model_has_no_experts_to_share() -> None:
     ],
 )
 @pytest.mark.parametrize("sharding", [Sharding(), ZERO_1, ZERO_3])
-def test_ranks_hold_all_parameters_as_often_as_there_are_replicas(degrees: dict[str, int], sharding: Sharding) -> None:
+def test_ranks_hold_all_parameters_as_often_as_there_are_replicas(
+    degrees: dict[str, int], sharding: Sharding
+) -> None:
     copies = 64 // degrees.get("tensor_parallel", 1)
     spread = Sharding(**{name: min(copies, degree) for name, degree in vars(sharding).items()})
-    chosen = {"tensor_parallel": 1, "sequence_parallel": "tensor_parallel" in degrees, "micro_batch_seqs": 1} | degrees
+    chosen = {
+        "tensor_parallel": 1,
+        "sequence_parallel": "tensor_parallel" in degrees,
+        "micro_batch_seqs": 1,
+    } | degrees
     of = work(recipe(**chosen, sharding=spread), problem=of_experts())
     for degree in (spread.parameters, spread.optimizer):
         held = float(of.layer_share_over(np.array([float(degree)]))[0]) / degree * 64
@@ -238,24 +333,39 @@ def test_ranks_hold_all_parameters_as_often_as_there_are_replicas(degrees: dict[
         others = MIXTRAL.matmul_parameters_per_layer - experts
         # The copies of what is no expert's, and of the experts, that are left.
         rest, own = (1, 1) if degree > 1 else (copies, 64 // of.expert_ranks.item())
-        router = 4096 * 8 * (1 - 1 / degrees.get("tensor_parallel", 1))  # counted as if it were shared
+        router = (
+            4096 * 8 * (1 - 1 / degrees.get("tensor_parallel", 1))
+        )  # counted as if it were shared
         assert held == pytest.approx(others * rest + experts * own, rel=1e-3 + router / others)
 
 
 def test_experts_compute_what_their_tokens_need() -> None:
-    """With many tokens and fast memory, a layer of experts takes the time of a dense one of equal FLOPs."""
-    fast = replace(OURS, memory_bytes_per_s=1e18, efficiencies=replace(OURS.efficiencies, kernel_s=0.0))
+    """With many tokens and fast memory, a layer of experts takes the time of a dense one of equal
+    FLOPs.
+    """
+    fast = replace(
+        OURS, memory_bytes_per_s=1e18, efficiencies=replace(OURS.efficiencies, kernel_s=0.0)
+    )
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8}
     degrees = ((1, 1), (8, 1), (1, 8), (2, 4))
     chosen = (recipe(**shape, expert_parallel=e, expert_tensor_parallel=t) for e, t in degrees)
     mixed = work(*chosen, problem=of_experts())
     dense = of_experts(experts=0, experts_per_token=0, ffn_hidden=2 * 14336)
-    times, expected = layer(fast, mixed).total, layer(fast, work(recipe(**shape), problem=dense)).total
+    times, expected = (
+        layer(fast, mixed).total,
+        layer(fast, work(recipe(**shape), problem=dense)).total,
+    )
     assert times == pytest.approx(np.full(4, expected[0]), rel=0.02)
 
 
 def test_tokens_travel_to_their_experts_and_back_in_both_passes() -> None:
-    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 1, "devices": 8, "expert_parallel": 8}
+    shape = {
+        "tensor_parallel": 1,
+        "micro_batch_seqs": 1,
+        "accumulation": 1,
+        "devices": 8,
+        "expert_parallel": 8,
+    }
     plain, again = recipe(**shape), recipe(**shape, recompute="full")
     sent = 2048 * 2 * 4096 * 2 * 7 / 8
     found = dispatch_s(OURS, work(plain, again, problem=of_experts()))
@@ -263,14 +373,20 @@ def test_tokens_travel_to_their_experts_and_back_in_both_passes() -> None:
     assert dispatch_s(OURS, work(replace(plain, expert_parallel=1), problem=of_experts())) == 0
     split = replace(plain, expert_parallel=1, expert_tensor_parallel=8)
     gathered = dispatch_s(OURS, work(split, problem=of_experts()))
-    assert gathered == pytest.approx(4 * 8 * sent / OURS.node_bytes_per_s), "each rank gets the tokens of all eight"
+    assert gathered == pytest.approx(4 * 8 * sent / OURS.node_bytes_per_s), (
+        "each rank gets the tokens of all eight"
+    )
 
 
 @pytest.mark.parametrize(
     ("degrees", "attention", "rows"),
     [
         ({"expert_parallel": 8}, 4096 + 6144 + 4096 + 4096, 2 * 14336 + 4096 + 2 * 4096),
-        ({"tensor_parallel": 8, "expert_parallel": 8}, 512 + 768 + 512 + 4096, (2 * 14336 + 4096 + 2 * 4096) / 8),
+        (
+            {"tensor_parallel": 8, "expert_parallel": 8},
+            512 + 768 + 512 + 4096,
+            (2 * 14336 + 4096 + 2 * 4096) / 8,
+        ),
         (
             {"tensor_parallel": 4, "expert_tensor_parallel": 4},
             1024 + 1536 + 1024 + 4096,
@@ -281,18 +397,31 @@ def test_tokens_travel_to_their_experts_and_back_in_both_passes() -> None:
 def test_selective_recompute_keeps_what_experts_are_sent(
     degrees: dict[str, int], attention: float, rows: float
 ) -> None:
-    """By hand, in values per token: a layer's input, queries, keys and values, attention, its projection; then for each
-    of two experts a gate's two products, the last one, and two all-to-alls. Four ranks hold the rows of all four."""
-    plan = recipe(**{"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 1} | degrees, recompute="selective",
+    """By hand, in values per token: a layer's input, queries, keys and values, attention, its
+    projection; then for each of two experts a gate's two products, the last one, and two
+    all-to-alls. Four ranks hold the rows of all four.
+    """
+    plan = recipe(**{"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 1} | degrees,
+        recompute="selective",
                   sequence_parallel="tensor_parallel" in degrees)  # fmt: skip
     kept = memory_of_ranks(OURS, work(plan, problem=of_experts()))[0].activations
     assert kept == pytest.approx(32 * 2048 * 2 * (attention + 2 * rows))
 
 
 def test_tokens_cross_nodes_where_ranks_of_other_stages_fill_them() -> None:
-    """By hand: of a stage's eight ranks a node has one, and its eight devices send 7 / 8 through its ports."""
-    shape = {"tensor_parallel": 1, "pipeline_parallel": 8, "schedule": "1f1b", "micro_batch_seqs": 1, "accumulation": 8}
-    near, far = (recipe(**shape, expert_parallel=8, rank_order=order) for order in ("tp-dp-pp", "tp-pp-dp"))
+    """By hand: of a stage's eight ranks a node has one, and its eight devices send 7 / 8 through
+    its ports.
+    """
+    shape = {
+        "tensor_parallel": 1,
+        "pipeline_parallel": 8,
+        "schedule": "1f1b",
+        "micro_batch_seqs": 1,
+        "accumulation": 8,
+    }
+    near, far = (
+        recipe(**shape, expert_parallel=8, rank_order=order) for order in ("tp-dp-pp", "tp-pp-dp")
+    )
     found = dispatch_s(OURS, work(near, far, problem=of_experts()))
     sent = 4 * 2048 * 2 * 4096 * 2 * 7 / 8
     speeds = [OURS.node_bytes_per_s, OURS.network_bytes_per_s_per_node / 8]
@@ -300,7 +429,13 @@ def test_tokens_cross_nodes_where_ranks_of_other_stages_fill_them() -> None:
 
 
 def test_tokens_that_are_sent_once_cross_to_each_node_at_most_one_time() -> None:
-    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 1, "devices": 16, "expert_parallel": 16}
+    shape = {
+        "tensor_parallel": 1,
+        "micro_batch_seqs": 1,
+        "accumulation": 1,
+        "devices": 16,
+        "expert_parallel": 16,
+    }
     rows = work(recipe(**shape), problem=of_experts(experts=16, experts_per_token=4))
     times = {}
     for code in (FRONTRUNNER, replace(FRONTRUNNER, dispatches_once=True)):
@@ -311,11 +446,21 @@ def test_tokens_that_are_sent_once_cross_to_each_node_at_most_one_time() -> None
 
 
 def test_tokens_reach_only_the_nodes_of_the_groups_that_the_router_keeps() -> None:
-    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 1, "devices": 64, "expert_parallel": 64}
-    slow = replace(OURS, software=replace(FRONTRUNNER, dispatches_once=True), network_bytes_per_s_per_node=1e9)
+    shape = {
+        "tensor_parallel": 1,
+        "micro_batch_seqs": 1,
+        "accumulation": 1,
+        "devices": 64,
+        "expert_parallel": 64,
+    }
+    slow = replace(
+        OURS, software=replace(FRONTRUNNER, dispatches_once=True), network_bytes_per_s_per_node=1e9
+    )
     groups = {"router_groups": 8, "router_groups_kept": 4}
     anywhere, near = (
-        dispatch_s(slow, work(recipe(**shape), problem=of_experts(experts=256, experts_per_token=8, **of)))[0]
+        dispatch_s(
+            slow, work(recipe(**shape), problem=of_experts(experts=256, experts_per_token=8, **of))
+        )[0]
         for of in ({}, groups)
     )
     reached = 1 - math.prod((256 - 32 - taken) / (256 - taken) for taken in range(8))
@@ -323,7 +468,13 @@ def test_tokens_reach_only_the_nodes_of_the_groups_that_the_router_keeps() -> No
 
 
 def test_the_fullest_rank_computes_and_sends_more() -> None:
-    shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8, "expert_parallel": 8}
+    shape = {
+        "tensor_parallel": 1,
+        "micro_batch_seqs": 8,
+        "accumulation": 1,
+        "devices": 8,
+        "expert_parallel": 8,
+    }
     rows = work(recipe(**shape), problem=of_experts())
     even, full = (
         replace(OURS, efficiencies=replace(OURS.efficiencies, rank_imbalance=most, elementwise=0.0))
@@ -338,22 +489,37 @@ def test_the_fullest_rank_computes_and_sends_more() -> None:
 
 def test_a_router_fills_ranks_unevenly_the_less_so_the_more_experts_they_hold() -> None:
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8}
-    rows = work(*(recipe(**shape, expert_parallel=ranks) for ranks in (1, 2, 8)), problem=of_experts(routing="learned"))
+    rows = work(
+        *(recipe(**shape, expert_parallel=ranks) for ranks in (1, 2, 8)),
+        problem=of_experts(routing="learned"),
+    )
     # Of 8 normals the largest is 1.424 deviations above the mean, of 2 it is 1 over the root of pi.
     uneven = OURS.rank_imbalance(rows)
     assert uneven == pytest.approx([1, 1 + 0.26 / 2 / math.pi**0.5, 1 + 0.26 * 1.424], rel=1e-3)
-    even = work(*(recipe(**shape, expert_parallel=ranks) for ranks in (1, 2, 8)), problem=of_experts())
+    even = work(
+        *(recipe(**shape, expert_parallel=ranks) for ranks in (1, 2, 8)), problem=of_experts()
+    )
     assert OURS.rank_imbalance(even) == 1
     assert dispatch_s(OURS, rows)[1:] == pytest.approx((uneven * dispatch_s(OURS, even))[1:])
-    balanced = work(recipe(**shape, expert_parallel=8), problem=of_experts(routing="learned", balancing="bias"))
+    balanced = work(
+        recipe(**shape, expert_parallel=8), problem=of_experts(routing="learned", balancing="bias")
+    )
     assert OURS.rank_imbalance(balanced) < 1.04
     measured = replace(OURS, efficiencies=replace(OURS.efficiencies, rank_imbalance=1.1))
     assert measured.rank_imbalance(rows) == 1.1
 
 
 def test_biases_of_experts_are_passes_over_their_rows() -> None:
-    shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8, "expert_parallel": 8}
-    plain, biased = (work(recipe(**shape), problem=of_experts(biases=kind)) for kind in ("none", "all"))
+    shape = {
+        "tensor_parallel": 1,
+        "micro_batch_seqs": 8,
+        "accumulation": 1,
+        "devices": 8,
+        "expert_parallel": 8,
+    }
+    plain, biased = (
+        work(recipe(**shape), problem=of_experts(biases=kind)) for kind in ("none", "all")
+    )
     rows, value = 2 * 8 * 2048, OURS.efficiencies.elementwise / OURS.memory_bytes_per_s
 
     def more(**traits: Any) -> Any:
@@ -363,15 +529,20 @@ def test_biases_of_experts_are_passes_over_their_rows() -> None:
     repeated = (8 + 4) * 2 * 14336
     assert more() == pytest.approx(repeated + (8 + 4) * 4096)
     assert more(expert_biases="singly") == pytest.approx((12 + 16) * 4096)
-    assert more(expert_biases="weighted", dispatches_once=True) == pytest.approx(repeated + (28 + 40) * 4096)
+    assert more(expert_biases="weighted", dispatches_once=True) == pytest.approx(
+        repeated + (28 + 40) * 4096
+    )
 
 
 def test_a_gate_that_is_clamped_before_its_kernel_passes_over_its_inputs_again() -> None:
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8}
     gated, clamped = (
-        work(recipe(**shape), problem=of_experts(activation=kind)) for kind in ("swiglu", "swiglu_clamped")
+        work(recipe(**shape), problem=of_experts(activation=kind))
+        for kind in ("swiglu", "swiglu_clamped")
     )
-    once, apart = (replace(FRONTRUNNER, gate="fused", clamps_before=before) for before in (False, True))
+    once, apart = (
+        replace(FRONTRUNNER, gate="fused", clamps_before=before) for before in (False, True)
+    )
     assert (once.elementwise_bytes(gated, 0) == once.elementwise_bytes(clamped, 0)).all()
     for of, more in ((0, 16), (1, 20), (2, 4)):
         found = apart.elementwise_bytes(clamped, of) - once.elementwise_bytes(clamped, of)
@@ -387,14 +558,23 @@ def test_what_experts_find_is_not_kept_where_the_gate_weighed_it() -> None:
 
 def test_rotations_that_no_fused_kernel_takes_are_eager() -> None:
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 8, "devices": 8}
-    stretched = of_experts(rotary_scaling=RotaryScaling(factor=32, kind="yarn", original_positions=4096))
-    plain, yarn = work(recipe(**shape), problem=of_experts()), work(recipe(**shape), problem=stretched)
-    any_kind, plainly = (replace(FRONTRUNNER, rotary="fused", rotates_plainly=only) for only in (False, True))
+    stretched = of_experts(
+        rotary_scaling=RotaryScaling(factor=32, kind="yarn", original_positions=4096)
+    )
+    plain, yarn = (
+        work(recipe(**shape), problem=of_experts()),
+        work(recipe(**shape), problem=stretched),
+    )
+    any_kind, plainly = (
+        replace(FRONTRUNNER, rotary="fused", rotates_plainly=only) for only in (False, True)
+    )
     assert plainly.elementwise_bytes(plain, 0) == any_kind.elementwise_bytes(yarn, 0)
     for of, more in ((0, 16), (1, 26)):
         found = plainly.elementwise_bytes(yarn, of) - plainly.elementwise_bytes(plain, of)
         assert found == pytest.approx(more * (4096 + 1024))
-    slow = [Machine.of(A100, "bf16", replace(code, host_layer_s=0.05)) for code in (any_kind, plainly)]
+    slow = [
+        Machine.of(A100, "bf16", replace(code, host_layer_s=0.05)) for code in (any_kind, plainly)
+    ]
     times = [step_time(machine, yarn).compute[0] for machine in slow]
     assert times[1] - times[0] == pytest.approx(8 * 32 * 0.05 * (26 / 44 + 16 / 88), rel=0.01)
 
@@ -404,7 +584,9 @@ def test_the_host_starts_each_experts_bias() -> None:
     small = {"hidden": 256, "heads": 8, "kv_heads": 8, "ffn_hidden": 256, "biases": "all"}
     machine = Machine.of(A100, "bf16", replace(FRONTRUNNER, expert_biases="singly"))
     times = [
-        step_time(machine, work(recipe(**shape, expert_parallel=ranks), problem=of_experts(**small))).compute[0]
+        step_time(
+            machine, work(recipe(**shape, expert_parallel=ranks), problem=of_experts(**small))
+        ).compute[0]
         for ranks in (1, 2)
     ]
     own = 8 * 32 * (2 / 44 + 9 / 88) * machine.software.host_layer_s
@@ -417,15 +599,25 @@ def test_the_host_starts_more_for_layers_with_experts() -> None:
     small = {"hidden": 256, "heads": 8, "kv_heads": 8, "ffn_hidden": 256}
     machine = Machine.of(A100, "bf16", replace(FRONTRUNNER, host_of_experts=2.0))
     mixed = step_time(machine, work(recipe(**shape), problem=of_experts(**small))).compute[0]
-    dense = step_time(machine, work(recipe(**shape), problem=of_experts(**small, experts=0, experts_per_token=0)))
+    dense = step_time(
+        machine, work(recipe(**shape), problem=of_experts(**small, experts=0, experts_per_token=0))
+    )
     assert mixed / dense.compute[0] == pytest.approx(2, rel=0.1)
 
 
 def test_another_micro_batch_hides_the_dispatch() -> None:
-    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 4, "devices": 8, "expert_parallel": 8}
+    shape = {
+        "tensor_parallel": 1,
+        "micro_batch_seqs": 1,
+        "accumulation": 4,
+        "devices": 8,
+        "expert_parallel": 8,
+    }
     rows = work(recipe(**shape), problem=of_experts())
     codes = (FRONTRUNNER, replace(FRONTRUNNER, overlaps_dispatch=True))
-    waits, hidden = (step_time(replace(OURS, software=code), rows).expert_parallel[0] for code in codes)
+    waits, hidden = (
+        step_time(replace(OURS, software=code), rows).expert_parallel[0] for code in codes
+    )
     assert hidden == pytest.approx(0.05 * waits)
 
 
@@ -445,16 +637,29 @@ def test_experts_that_have_no_replica_are_not_reduced() -> None:
     found = replace(OURS, software=replace(FRONTRUNNER, gradient_overlap=0.0))
     time = step_time(found, work(alone, shared, problem=of_experts()))
     experts = 32 * 3 * 4096 * 14336 * 8
-    assert time.data_parallel[1] / time.data_parallel[0] == pytest.approx(1 - experts / MIXTRAL.parameters, rel=0.1)
+    assert time.data_parallel[1] / time.data_parallel[0] == pytest.approx(
+        1 - experts / MIXTRAL.parameters, rel=0.1
+    )
 
 
 def test_ranks_of_a_pipeline_hold_the_layers_that_they_have() -> None:
-    """Three leading layers without experts are on the first of 16 ranks; in 32 stages, two and one on its neighbor."""
+    """Three leading layers without experts are on the first of 16 ranks; in 32 stages, two and one
+    on its neighbor.
+    """
     problem = replace(PROBLEM, model=DEEPSEEK_V3, precision="bf16")
-    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 64, "devices": 64, "pipeline_parallel": 16}
+    shape = {
+        "tensor_parallel": 1,
+        "micro_batch_seqs": 1,
+        "accumulation": 64,
+        "devices": 64,
+        "pipeline_parallel": 16,
+    }
     plain, looped = recipe(**shape), recipe(**shape, virtual_stages=2, schedule="interleaved-1f1b")
     of = work(plain, looped, problem=problem)
-    found = [[getattr(of, f"{kind}_{place}").tolist() for place in ("first", "middle", "last")] for kind in KINDS]
+    found = [
+        [getattr(of, f"{kind}_{place}").tolist() for place in ("first", "middle", "last")]
+        for kind in KINDS
+    ]
     assert found == [[[4, 4], [4, 4], [3, 3]], [[3, 2], [0, 0], [0, 0]]]
     table = DEEPSEEK_V3.padded_vocabulary * DEEPSEEK_V3.hidden
     (_, dense), (_, mixed) = DEEPSEEK_V3.kinds
@@ -467,20 +672,34 @@ def test_layers_of_either_kind_take_what_a_model_of_them_does() -> None:
     three = replace(DEEPSEEK_V3, layers=3, dense_layers=1)
     kinds = [three, *(replace(kind, layers=3) for _, kind in three.kinds)]
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 1, "devices": 1}
-    workloads = [work(recipe(**shape), problem=replace(PROBLEM, model=kind, precision="bf16")) for kind in kinds]
+    workloads = [
+        work(recipe(**shape), problem=replace(PROBLEM, model=kind, precision="bf16"))
+        for kind in kinds
+    ]
     both, dense, mixed = (step_time(OURS, one).compute[0] for one in workloads)
     assert both == pytest.approx(dense / 3 + 2 * mixed / 3, rel=1e-9)
     assert dense != pytest.approx(mixed, rel=0.01)
 
 
 def test_latent_attention_is_timed_by_its_products() -> None:
-    """With fast memory, a layer takes the time of its FLOPs: those of products, and half of attention's."""
-    ideal = replace(OURS.efficiencies, kernel_s=0.0, tile_waves=0.0, reduction_depth=0.0, fused_attention_forward=1.0)
+    """With fast memory, a layer takes the time of its FLOPs: those of products, and half of
+    attention's.
+    """
+    ideal = replace(
+        OURS.efficiencies,
+        kernel_s=0.0,
+        tile_waves=0.0,
+        reduction_depth=0.0,
+        fused_attention_forward=1.0,
+    )
     megatron = replace(FRONTRUNNER, pads_values=False)
-    fast = replace(OURS, memory_bytes_per_s=1e18, efficiencies=ideal, software=megatron, attention_scale=1.0)
+    fast = replace(
+        OURS, memory_bytes_per_s=1e18, efficiencies=ideal, software=megatron, attention_scale=1.0
+    )
     dense = DEEPSEEK_V3.kinds[0][1]
     of = work(
-        recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, devices=1), problem=replace(PROBLEM, model=dense)
+        recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, devices=1),
+        problem=replace(PROBLEM, model=dense),
     )
     flops = dense.layer_flops_per_token(PROBLEM.sequence_length)
     halved = flops - dense.attention_flops_per_token(PROBLEM.sequence_length) / 2
@@ -491,7 +710,8 @@ def test_latent_attention_is_timed_by_its_products() -> None:
 def test_shared_experts_take_less_memory() -> None:
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 8, "devices": 8}
     alone, shared = (
-        memory_of_ranks(OURS, work(recipe(**shape, expert_parallel=e), problem=of_experts())) for e in (1, 8)
+        memory_of_ranks(OURS, work(recipe(**shape, expert_parallel=e), problem=of_experts()))
+        for e in (1, 8)
     )
     experts = 32 * 3 * 4096 * 14336 * 8
     for part, each in (("parameters", 2), ("gradients", 4), ("optimizer", 12)):
@@ -502,7 +722,12 @@ def test_shared_experts_take_less_memory() -> None:
 def test_advice_has_layouts_that_share_experts() -> None:
     found = layouts(of_experts(), 64)
     legal = {layout.name: layout.legal for layout in found}
-    assert min(legal[name] for name in ("expert parallel", "tensor parallel", "tensor x pipeline (3D)")) > 0
+    assert (
+        min(
+            legal[name] for name in ("expert parallel", "tensor parallel", "tensor x pipeline (3D)")
+        )
+        > 0
+    )
     (shared,) = (layout for layout in found if layout.name == "expert parallel")
     assert shared.fits
     assert shared.estimate is not None
@@ -512,11 +737,17 @@ def test_advice_has_layouts_that_share_experts() -> None:
 
 def test_bounds_of_experts_are_wider_and_more_so_where_a_router_deals() -> None:
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 8, "devices": 8}
-    problems = [of_experts(experts=0, experts_per_token=0), of_experts(), of_experts(routing="learned")]
+    problems = [
+        of_experts(experts=0, experts_per_token=0),
+        of_experts(),
+        of_experts(routing="learned"),
+    ]
     stated = replace(A100, efficiencies={"rank_imbalance": 1.2})
     problems.append(replace(problems[-1], cluster=stated))
     dense, dealt, routed, measured = (
-        log_bounds(one.cluster, "bf16", FRONTRUNNER, work(recipe(**shape), problem=one), np.array([False]))[0][0]
+        log_bounds(
+            one.cluster, "bf16", FRONTRUNNER, work(recipe(**shape), problem=one), np.array([False])
+        )[0][0]
         for one in problems
     )
     assert dense < dealt < routed
@@ -531,6 +762,9 @@ def test_estimates_of_experts_are_marked() -> None:
     assert "mixtures of experts" in found.estimates[0].unjudged
     assert any("mixtures of experts" in remark for remark in found.trust.remarks)
     routed = plan([chosen], of_experts(routing="learned"))
-    unevenly = [any("unequally many tokens" in remark for remark in one.trust.remarks) for one in (found, routed)]
+    unevenly = [
+        any("unequally many tokens" in remark for remark in one.trust.remarks)
+        for one in (found, routed)
+    ]
     assert unevenly == [False, True]
     assert routed.estimates[0].step_time_s > found.estimates[0].step_time_s

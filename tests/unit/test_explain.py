@@ -1,4 +1,6 @@
-"""One recipe taken apart: its parts add up, its ranks are the pipeline's, and what was measured stands beside it."""
+"""One recipe taken apart: its parts add up, its ranks are the pipeline's, and what was measured
+stands beside it.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_a_step_is_the_busiest_rank_s_work_and_what_it_waits_for(name: str) -> N
     parts = found.estimate.step_parts_s
     within = ("compute", "recompute", "tensor_parallel", "context_parallel")
     waits = sum(seconds for part, seconds in parts.items() if part not in within)
-    assert max(rank.busy_s for rank in found.ranks) + waits == pytest.approx(found.estimate.step_time_s)
+    assert max(rank.busy_s for rank in found.ranks) + waits == pytest.approx(
+        found.estimate.step_time_s
+    )
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -123,7 +127,11 @@ def test_words_name_a_recipe(words: tuple[str, ...], file: Path | None, meant: o
     [
         ((), None, "expected the id of a stored recipe$"),
         (("zero-1",), EXAMPLE, "'zero-1' is not a choice"),
-        (("tensor_parallel=2", "tensor_parallel=4"), EXAMPLE, "tensor_parallel is chosen more than once"),
+        (
+            ("tensor_parallel=2", "tensor_parallel=4"),
+            EXAMPLE,
+            "tensor_parallel is chosen more than once",
+        ),
     ],
 )
 def test_words_that_name_none(words: tuple[str, ...], file: Path | None, message: str) -> None:
@@ -132,18 +140,29 @@ def test_words_that_name_none(words: tuple[str, ...], file: Path | None, message
 
 
 def stored(path: Path, recipe: Recipe, *, figures: str, name: str) -> None:
-    """A store with a campaign of the example that measured, or simulated, this recipe: 20 s a step, 7 GiB."""
+    """A store with a campaign of the example that measured, or simulated, this recipe: 20 s a step,
+    7 GiB.
+    """
     spec = read_campaign_file(EXAMPLE).spec
     with open_store(str(path), create=True) as store:
         campaign = store.create_campaign(
-            name=name, spec_json=dump_json(spec), legal_recipes=1, problem_summary={"figures": figures}
+            name=name,
+            spec_json=dump_json(spec),
+            legal_recipes=1,
+            problem_summary={"figures": figures},
         )
-        writer = store.drive(store.acquire_lease(campaign.id, host="h.example", pid=1, take_over=True))
-        attempt = writer.start_attempt(writer.propose(recipe_id(spec.problem, recipe), recipe), run_folder="/r")
+        writer = store.drive(
+            store.acquire_lease(campaign.id, host="h.example", pid=1, take_over=True)
+        )
+        attempt = writer.start_attempt(
+            writer.propose(recipe_id(spec.problem, recipe), recipe), run_folder="/r"
+        )
         writer.finish_attempt(attempt, measurement((19.9, 20.0, 20.1), 7 * 2**30), retry=False)
 
 
-def test_what_a_store_measured_stands_beside_the_estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_store_measured_stands_beside_the_estimate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     spec = read_campaign_file(EXAMPLE).spec
     chosen, store = one_recipe(spec, CHOICES), tmp_path / "s.db"
     stored(store, chosen, figures="measured", name="older")
@@ -161,7 +180,9 @@ def test_what_a_store_measured_stands_beside_the_estimate(tmp_path: Path, capsys
     assert "measured by campaign older of " in text
     assert "in what tensors hold of the memory" in text
     assert "20 s" in text
-    assert frontrunner.explain(CHOICES, campaign=EXAMPLE, store=str(store)).measured == found.measured
+    assert (
+        frontrunner.explain(CHOICES, campaign=EXAMPLE, store=str(store)).measured == found.measured
+    )
 
 
 def test_a_recipe_that_only_another_problem_measured_is_unmatched_with_the_difference(
@@ -172,9 +193,13 @@ def test_a_recipe_that_only_another_problem_measured_is_unmatched_with_the_diffe
     stored(store, chosen, figures="simulated", name="simulated")
     simulated = frontrunner.explain(CHOICES, campaign=EXAMPLE, store=str(store))
     assert simulated.measured is None
-    assert "only simulated, by campaign simulated: 410 tokens/s, peak 7.00 GiB" in str(simulated.unmatched)
+    assert "only simulated, by campaign simulated: 410 tokens/s, peak 7.00 GiB" in str(
+        simulated.unmatched
+    )
     longer = tmp_path / "longer.toml"
-    longer.write_text(EXAMPLE.read_text().replace("sequence_length = 2048", "sequence_length = 1024"))
+    longer.write_text(
+        EXAMPLE.read_text().replace("sequence_length = 2048", "sequence_length = 1024")
+    )
 
     alone = frontrunner.explain(CHOICES, campaign=longer, store=str(store))
     assert alone.unmatched == "the store has no measurement of this recipe"
@@ -182,15 +207,24 @@ def test_a_recipe_that_only_another_problem_measured_is_unmatched_with_the_diffe
     found = frontrunner.explain(CHOICES, campaign=longer, store=str(store))
     another = "1 campaign measured its choices, with another problem.sequence_length"
     assert found.unmatched == f"{alone.unmatched}; {another}"
-    command(["explain", recipe_id(spec.problem, chosen), "--store", str(store)], standalone_mode=False)
+    command(
+        ["explain", recipe_id(spec.problem, chosen), "--store", str(store)], standalone_mode=False
+    )
     assert "measured elsewhere, and imported as table of " in capsys.readouterr().out
 
 
-def test_a_recipe_that_was_never_measured_is_exported_from_its_campaign_file(tmp_path: Path) -> None:
+def test_a_recipe_that_was_never_measured_is_exported_from_its_campaign_file(
+    tmp_path: Path,
+) -> None:
     spec, store = read_campaign_file(EXAMPLE).spec, tmp_path / "s.db"
     chosen = one_recipe(spec, CHOICES)
     identity = recipe_id(spec.problem, chosen)
-    stored(store, one_recipe(spec, CHOICES | {"micro_batch_seqs": 1}), figures="measured", name="another")
+    stored(
+        store,
+        one_recipe(spec, CHOICES | {"micro_batch_seqs": 1}),
+        figures="measured",
+        name="another",
+    )
     text = frontrunner.export(identity, to="megatron-lm", campaign=EXAMPLE, store=str(store))
     assert "--tensor-model-parallel-size 8" in text
     assert "# never measured" in text
@@ -201,7 +235,9 @@ def test_a_recipe_that_was_never_measured_is_exported_from_its_campaign_file(tmp
         frontrunner.export(CHOICES, to="megatron-lm", store=str(store))
 
 
-def test_without_a_store_there_is_just_the_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_store_there_is_just_the_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FRONTRUNNER_STORE", raising=False)
     assert frontrunner.explain(CHOICES, campaign=EXAMPLE).measured is None
@@ -209,7 +245,9 @@ def test_without_a_store_there_is_just_the_estimate(tmp_path: Path, monkeypatch:
     stored(tmp_path / "s.db", one_recipe(spec, CHOICES), figures="measured", name="c")
     identity = recipe_id(spec.problem, one_recipe(spec, CHOICES))
     (tmp_path / "r.json").write_text(frontrunner.export(identity, to="recipe", store="s.db"))
-    assert frontrunner.explain("r.json", store="s.db") == frontrunner.explain(identity, store="s.db")
+    assert frontrunner.explain("r.json", store="s.db") == frontrunner.explain(
+        identity, store="s.db"
+    )
     (tmp_path / "s.db").unlink()
     assert frontrunner.explain("r.json").measured is None
     assert frontrunner.plan_dryrun("r.json").recipe_id == identity
@@ -236,15 +274,23 @@ def test_the_command_answers_people_and_programs(
     command([*arguments, "--json"], standalone_mode=False)
     answer = json.loads(capsys.readouterr().out)
     assert answer["estimate"]["recipe_id"] == found.estimate.recipe_id
-    assert sum(answer["estimate"]["step_parts_s"].values()) == pytest.approx(found.estimate.step_time_s)
+    assert sum(answer["estimate"]["step_parts_s"].values()) == pytest.approx(
+        found.estimate.step_time_s
+    )
     assert answer["ranks"][2]["memory_parts_bytes"]["logits"] > 0
     assert answer["memory_margin_bytes"] == found.memory_margin_bytes
 
 
 @pytest.mark.parametrize("arguments", [["explain", "--campaign", "x.toml"], ["advise", "x.toml"]])
-def test_a_narrow_terminal_wraps_nothing_but_commands_to_copy(arguments: list[str], tmp_path: Path) -> None:
+def test_a_narrow_terminal_wraps_nothing_but_commands_to_copy(
+    arguments: list[str], tmp_path: Path
+) -> None:
     write_toml(tmp_path / "x.toml", tiny(space={"pipeline_parallel": [2], "tensor_parallel": [1]}))
     chosen = ["micro_batch_seqs=1"] if arguments[0] == "explain" else []
     screen, status = run_on_terminal(tmp_path, *arguments, *chosen, columns=80, rows=200)
-    long = [line for line in screen.lines if line.lstrip().startswith("frontrunner ") and len(line) == 80]
+    long = [
+        line
+        for line in screen.lines
+        if line.lstrip().startswith("frontrunner ") and len(line) == 80
+    ]
     assert (status, screen.wraps) == (0, len(long))

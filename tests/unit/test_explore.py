@@ -1,4 +1,6 @@
-"""The explorer's columns: as the recipes themselves, up to date after each outcome, filtered and ordered."""
+"""The explorer's columns: as the recipes themselves, up to date after each outcome, filtered and
+ordered.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,10 @@ class Driven:
 
     def __init__(self, store: Store, spec: CampaignSpec) -> None:
         campaign = store.create_campaign(
-            name="seen", spec_json=dump_json(spec), legal_recipes=9, problem_summary=problem_summary(spec)
+            name="seen",
+            spec_json=dump_json(spec),
+            legal_recipes=9,
+            problem_summary=problem_summary(spec),
         )
         self.store, self.spec, self.campaign = store, spec, campaign
         self.recipes = list(spec.survey().recipes)
@@ -96,7 +101,10 @@ class Driven:
         for number in numbers:
             _, attempt = self.begin(number)
             failed = Failure(kind=FailureKind.OUT_OF_MEMORY, message="full", log_tail="")
-            step_s, peak = 0.1 + number * 37 % 41 / 40, 0 if number % 11 == 1 else (1 + number % 5) * GIB
+            step_s, peak = (
+                0.1 + number * 37 % 41 / 40,
+                0 if number % 11 == 1 else (1 + number % 5) * GIB,
+            )
             outcome = failed if number % 4 == 3 else measurement((step_s, 1.1 * step_s), peak)
             self.writer.finish_attempt(attempt, outcome, retry=False)
 
@@ -124,8 +132,15 @@ def test_columns_hold_what_the_recipes_say(driven: Driven) -> None:
         for name, dimension in DIMENSIONS.items():
             assert value(columns, name, row) == dimension.of(recipe), name
         assert value(columns, DATA_PARALLEL, row) == recipe.data_parallel
-        assert value(columns, f"{CUSTOM}algorithm", row) == (recipe.custom[0].value if recipe.custom else "Ring")
-    assert set(columns.varied) == {*TABLE["space"], "accumulation", DATA_PARALLEL, f"{CUSTOM}algorithm"} - {"custom"}
+        assert value(columns, f"{CUSTOM}algorithm", row) == (
+            recipe.custom[0].value if recipe.custom else "Ring"
+        )
+    assert set(columns.varied) == {
+        *TABLE["space"],
+        "accumulation",
+        DATA_PARALLEL,
+        f"{CUSTOM}algorithm",
+    } - {"custom"}
     assert columns.axes["tensor_parallel"].values == (1, 2, 4)
     assert columns.axes["schedule"].values == ("none", "1f1b", "interleaved-1f1b")
 
@@ -139,7 +154,10 @@ def same(left: Trials, right: Trials) -> bool:
         and left.ranks.tolist() == right.ranks.tolist()
         and [value(left, OUTCOME, row) for row in range(len(left))]
         == [value(right, OUTCOME, row) for row in range(len(right))]
-        and all(np.array_equal(left.figures[name], right.figures[name], equal_nan=True) for name in left.figures)
+        and all(
+            np.array_equal(left.figures[name], right.figures[name], equal_nan=True)
+            for name in left.figures
+        )
     )
 
 
@@ -150,7 +168,9 @@ def test_columns_follow_outcomes_repeats_and_retries(driven: Driven) -> None:
         assert same(driven.columns(), driven.fresh().trials)
     trial, attempt = driven.begin(8)
     assert value(driven.columns(), OUTCOME, 8) == "running"
-    driven.writer.finish_attempt(attempt, Failure(kind=FailureKind.LOST, message="gone", log_tail=""), retry=True)
+    driven.writer.finish_attempt(
+        attempt, Failure(kind=FailureKind.LOST, message="gone", log_tail=""), retry=True
+    )
     assert value(driven.columns(), OUTCOME, 8) == "queued"
     driven.writer.finish_attempt(
         driven.writer.start_attempt(trial, run_folder="r"), measurement((0.5,), GIB), retry=False
@@ -189,7 +209,10 @@ def plainly(driven: Driven) -> list[tuple[Any, ...]]:
 
 
 def listed(attempts: Attempts) -> list[tuple[Any, ...]]:
-    return [(one.recipe_id, one.recipe, one.kind, one.tokens_per_s, one.node_seconds) for one in attempts]
+    return [
+        (one.recipe_id, one.recipe, one.kind, one.tokens_per_s, one.node_seconds)
+        for one in attempts
+    ]
 
 
 def test_attempts_follow_in_the_order_in_which_they_end(driven: Driven) -> None:
@@ -200,9 +223,13 @@ def test_attempts_follow_in_the_order_in_which_they_end(driven: Driven) -> None:
     driven.go_on(*range(6))
     (slow, first), (_, second) = driven.begin(6), driven.begin(8)
     assert listed(now()) == plainly(driven)
-    driven.writer.finish_attempt(second, measurement((0.5,), GIB), retry=False)  # before the one begun earlier
+    driven.writer.finish_attempt(
+        second, measurement((0.5,), GIB), retry=False
+    )  # before the one begun earlier
     assert [one.recipe_id for one in now()][-1] != slow.recipe_id
-    driven.writer.finish_attempt(first, Failure(kind=FailureKind.LOST, message="", log_tail=""), retry=True)
+    driven.writer.finish_attempt(
+        first, Failure(kind=FailureKind.LOST, message="", log_tail=""), retry=True
+    )
     again = driven.writer.start_attempt(slow, run_folder="r")
     assert listed(now()) == plainly(driven)
     driven.writer.finish_attempt(again, measurement((0.4,), GIB), retry=False)
@@ -211,11 +238,15 @@ def test_attempts_follow_in_the_order_in_which_they_end(driven: Driven) -> None:
     assert (last[slow.recipe_id].kind, last[slow.recipe_id].state) == (None, TrialState.MEASURED)
     assert set(last) == {one.recipe_id for one in now()}
     assert {one.recipe_id for one in now().final_failures} == {
-        trial.recipe_id for trial in driven.store.trials(driven.campaign.id) if trial.state is TrialState.FAILED
+        trial.recipe_id
+        for trial in driven.store.trials(driven.campaign.id)
+        if trial.state is TrialState.FAILED
     }
 
 
-def test_what_was_read_is_found_again_after_a_renaming_and_not_after_a_deletion(driven: Driven) -> None:
+def test_what_was_read_is_found_again_after_a_renaming_and_not_after_a_deletion(
+    driven: Driven,
+) -> None:
     driven.go_on(0, 1)
     before = attempts_of(driven.store, "seen")
     assert attempts_of(driven.store, "seen") is before, "nothing was written: nothing is read"
@@ -234,14 +265,20 @@ def test_what_was_read_is_found_again_after_a_renaming_and_not_after_a_deletion(
 def test_arrays_of_a_few_campaigns_are_kept(driven: Driven) -> None:
     first = attempts_of(driven.store, driven.campaign)
     for number in range(MOST_KEPT):
-        driven.store.create_campaign(name=f"c{number}", spec_json="{}", legal_recipes=1, problem_summary={})
+        driven.store.create_campaign(
+            name=f"c{number}", spec_json="{}", legal_recipes=1, problem_summary={}
+        )
         attempts_of(driven.store, f"c{number}")
     assert len(driven.store.kept) == MOST_KEPT
     assert attempts_of(driven.store, driven.campaign) is not first
 
 
-@pytest.mark.parametrize("objectives", [("tokens", "memory"), ("tokens", "nodes"), ("memory", "nodes"), OBJECTIVES])
-def test_fronts_are_those_of_all_ranked_recipes(driven: Driven, objectives: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "objectives", [("tokens", "memory"), ("tokens", "nodes"), ("memory", "nodes"), OBJECTIVES]
+)
+def test_fronts_are_those_of_all_ranked_recipes(
+    driven: Driven, objectives: tuple[str, ...]
+) -> None:
     driven.go_on(*range(200))
     ranking = best(driven.store, "seen", top=None, by="tokens")
     found = LocalStore(is_open=driven.store).front("seen", objectives=objectives)
@@ -261,7 +298,10 @@ GROUPS = [
         {
             "cluster": {
                 "name": "both",
-                "group": [{"device": "test", "backend": "cpu", "devices_per_node": 8} | one for one in GROUPS],
+                "group": [
+                    {"device": "test", "backend": "cpu", "devices_per_node": 8} | one
+                    for one in GROUPS
+                ],
             },
             "space": {"tensor_parallel": [1, 2], "micro_batch_seqs": [1, 2], "devices": [8]},
             "search": {"objectives": ["tokens_per_cost"]},
@@ -274,11 +314,14 @@ def test_groups_of_nodes_rank_by_their_own_prices(driven: Driven) -> None:
     columns = driven.columns()
     ranked = best(driven.store, "seen", top=None)
     assert {row.recipe.group for row in ranked} == {"old", "new"}
-    assert columns.recipe_ids[columns.ordered(columns.ranks > 0, RANK)].tolist() == [row.recipe_id for row in ranked]
+    assert columns.recipe_ids[columns.ordered(columns.ranks > 0, RANK)].tolist() == [
+        row.recipe_id for row in ranked
+    ]
 
 
 @pytest.mark.parametrize(
-    "driven", [{}, {"search": {"objectives": ["tokens_per_device"]}}, {"search": {"objectives": ["tokens_per_cost"]}}],
+    "driven", [{}, {"search": {"objectives": ["tokens_per_device"]}},
+        {"search": {"objectives": ["tokens_per_cost"]}}],
     indirect=True,
 )  # fmt: skip
 def test_ranks_are_those_of_the_ranking(driven: Driven) -> None:
@@ -307,13 +350,22 @@ def test_filters_ranges_and_orders(driven: Driven) -> None:
     expected = [
         number
         for number, recipe in enumerate(driven.recipes[:60])
-        if recipe.tensor_parallel in (2, 4) and number % 4 != 3 and number % 11 != 1 and 2 <= 1 + number % 5 <= 4
+        if recipe.tensor_parallel in (2, 4)
+        and number % 4 != 3
+        and number % 11 != 1
+        and 2 <= 1 + number % 5 <= 4
     ]
     assert columns.ordered(met, NUMBER).tolist() == expected
     assert columns.ordered(met, NUMBER, descending=True).tolist() == expected[::-1]
     speeds = columns.figures["tokens_per_s"][columns.ordered(met, "tokens_per_s", descending=True)]
     assert speeds.tolist() == sorted(speeds, reverse=True)
-    counts = dict(zip(columns.axes["tensor_parallel"].values, columns.counts(masks)["tensor_parallel"], strict=True))
+    counts = dict(
+        zip(
+            columns.axes["tensor_parallel"].values,
+            columns.counts(masks)["tensor_parallel"],
+            strict=True,
+        )
+    )
     others = columns.both(mask for name, mask in masks.items() if name != "tensor_parallel")
     assert sum(counts.values()) == others.sum(), "a choice counts what the other filters leave"
     assert sum(columns.counts(masks)["schedule"]) == len(expected)

@@ -1,4 +1,6 @@
-"""The command's arguments: fields, conditions, ready-made trainers, and which recipes a campaign's command can run."""
+"""The command's arguments: fields, conditions, ready-made trainers, and which recipes a campaign's
+command can run.
+"""
 
 import json
 from dataclasses import replace
@@ -30,12 +32,19 @@ from frontrunner.spaces.sharding import Sharding
 from support.campaigns import setup_of, spec_of, tiny, tiny_recipe, write_toml
 
 STEP = r"step (?P<step>\d+)"
-FIELDS = {"tensor_parallel": "2", "sequence_parallel": "true", "compile": "false", "recompute": "full"}
+FIELDS = {
+    "tensor_parallel": "2",
+    "sequence_parallel": "true",
+    "compile": "false",
+    "recompute": "full",
+}
 
 
 def request(folder: Path, recipe: Recipe | None = None) -> CommandRequest:
     return request_of(
-        setup_of(folder, model={"activation": "swiglu", "norm": "rmsnorm"}), recipe or tiny_recipe(), folder
+        setup_of(folder, model={"activation": "swiglu", "norm": "rmsnorm"}),
+        recipe or tiny_recipe(),
+        folder,
     )
 
 
@@ -50,13 +59,22 @@ def test_fields_conditions_and_braces() -> None:
         "--tp={tensor_parallel}", "{sequence_parallel?--sequence-parallel}", "{compile?--compile}",
         "{recompute=full?--recompute}", "{recompute=selective?--selective}", "{{}} $HOME *",
     )  # fmt: skip
-    assert filled(arguments, FIELDS) == ("--tp=2", "--sequence-parallel", "--recompute", "{} $HOME *")
+    assert filled(arguments, FIELDS) == (
+        "--tp=2",
+        "--sequence-parallel",
+        "--recompute",
+        "{} $HOME *",
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("--tp={tensor_paralel}", "no field is called {tensor_paralel}", "did you mean 'tensor_parallel'?"),
+        (
+            "--tp={tensor_paralel}",
+            "no field is called {tensor_paralel}",
+            "did you mean 'tensor_parallel'?",
+        ),
         ("{compiles?--compile}", "no field is called {compiles}", "did you mean 'compile'?"),
         ("--tp={tensor_parallel", "a single { is written {{", None),
         ("--tp=}", "a single } is written }}", None),
@@ -73,7 +91,9 @@ def test_what_cannot_be_filled_is_named(text: str, message: str, hint: str | Non
 
 
 def test_every_choice_of_a_recipe_has_its_field(tmp_path: Path) -> None:
-    recipe = tiny_recipe(sharding=Sharding(optimizer=2), layers_per_stage=(2,), sequence_parallel=False)
+    recipe = tiny_recipe(
+        sharding=Sharding(optimizer=2), layers_per_stage=(2,), sequence_parallel=False
+    )
     values = field_values(request(tmp_path, recipe))
     assert values["sharding"] == "zero-1"
     assert values["zero_stage"] == "1"
@@ -106,17 +126,30 @@ def test_ready_made_trainers_put_their_arguments_in(tmp_path: Path, trainer: str
 
 
 def test_configuration_files_log_every_step(tmp_path: Path) -> None:
-    found = command(CommandSettings(trainer="deepspeed", arguments=("x", "{trainer_arguments}")), request(tmp_path))
+    found = command(
+        CommandSettings(trainer="deepspeed", arguments=("x", "{trainer_arguments}")),
+        request(tmp_path),
+    )
     assert json.loads(found.files["ds_config.json"])["steps_per_print"] == 1
     assert str(tmp_path / "ds_config.json") in found.arguments
-    found = command(CommandSettings(trainer="nanotron", arguments=("x", "{trainer_arguments}")), request(tmp_path))
+    found = command(
+        CommandSettings(trainer="nanotron", arguments=("x", "{trainer_arguments}")),
+        request(tmp_path),
+    )
     table = yaml.safe_load(found.files["nanotron.yaml"])
-    assert (table["tokens"]["train_steps"], table["logging"]["iteration_step_info_interval"]) == (3, 1)
+    assert (table["tokens"]["train_steps"], table["logging"]["iteration_step_info_interval"]) == (
+        3,
+        1,
+    )
 
 
 def test_what_a_trainer_cannot_be_told_is_a_reason(tmp_path: Path) -> None:
-    make = configured(CommandSettings(trainer="megatron-lm", arguments=("x", "{trainer_arguments}")))
-    found = make(request(tmp_path, tiny_recipe(pipeline_parallel=2, schedule="gpipe", accumulation=4)))
+    make = configured(
+        CommandSettings(trainer="megatron-lm", arguments=("x", "{trainer_arguments}"))
+    )
+    found = make(
+        request(tmp_path, tiny_recipe(pipeline_parallel=2, schedule="gpipe", accumulation=4))
+    )
     assert isinstance(found, Reason)
     assert "gpipe" in found.text
 
@@ -135,7 +168,9 @@ def test_what_a_trainer_cannot_be_told_is_a_reason(tmp_path: Path) -> None:
         ({"arguments": ("a\0b",)}, "without NUL"),
     ],
 )
-def test_settings_that_cannot_make_commands_are_refused(settings: dict[str, Any], message: str | None) -> None:
+def test_settings_that_cannot_make_commands_are_refused(
+    settings: dict[str, Any], message: str | None
+) -> None:
     given = {"arguments": ("x",), "log_patterns": (STEP,)} | settings
     if message is None:
         configured(CommandSettings(**given))
@@ -157,9 +192,12 @@ def test_a_command_that_does_not_tell_recipes_apart_is_refused() -> None:
         campaign(arguments=["x", "{tensor_parallel}", "{pipeline_parallel}"]).survey()
     assert caught.value.hint is not None
     named = campaign(
-        arguments=["x", "{tensor_parallel}", "{pipeline_parallel}"], environment={"MB": "{micro_batch_seqs}"}
+        arguments=["x", "{tensor_parallel}", "{pipeline_parallel}"],
+        environment={"MB": "{micro_batch_seqs}"},
     )
-    assert len(named.survey().recipes) == len(replace(named, evaluator="simulated").survey().recipes)
+    assert len(named.survey().recipes) == len(
+        replace(named, evaluator="simulated").survey().recipes
+    )
 
 
 def test_recipes_that_the_trainer_cannot_run_are_counted_with_the_reason() -> None:
@@ -172,7 +210,8 @@ def test_recipes_that_the_trainer_cannot_run_are_counted_with_the_reason() -> No
 
 def test_a_campaign_file_s_command_starts_in_its_folder(tmp_path: Path) -> None:
     path = write_toml(
-        tmp_path / "c.toml", tiny(evaluator="command", command={"arguments": ["x"], "log_patterns": ["a"]})
+        tmp_path / "c.toml",
+        tiny(evaluator="command", command={"arguments": ["x"], "log_patterns": ["a"]}),
     )
     assert read_campaign_file(path).spec.command.folder == str(tmp_path)
     write_toml(path, tiny(evaluator="command", command={"arguments": ["x"], "folder": "nowhere"}))
@@ -195,7 +234,9 @@ def test_offload_on_one_replica_does_not_disagree_with_its_own_export(
     stage = json.loads(found.files["ds_config.json"])["zero_optimization"]["stage"]
     assert field_values(asked)["zero_stage"] == str(stage)
     statements = list(stated_before(found.arguments, tmp_path))
-    assert stage in [statement.value for statement in statements if statement.figure == "zero_stage"]
+    assert stage in [
+        statement.value for statement in statements if statement.figure == "zero_stage"
+    ]
     assert why_disagreeing(statements, asked.recipe, asked.problem) is None
 
 
@@ -203,7 +244,10 @@ def test_offload_on_one_replica_does_not_disagree_with_its_own_export(
 def test_another_version_of_torchtitan_is_refused_before_a_campaign(
     tmp_path: Path, version: str | None, passes: bool
 ) -> None:
-    program, packages = tmp_path / "bin" / "torchrun", tmp_path / "lib" / "python3.11" / "site-packages"
+    program, packages = (
+        tmp_path / "bin" / "torchrun",
+        tmp_path / "lib" / "python3.11" / "site-packages",
+    )
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
@@ -215,14 +259,26 @@ def test_another_version_of_torchtitan_is_refused_before_a_campaign(
     if passes:
         spec.check_commands(tiny_recipe())
         return
-    with pytest.raises(InvalidInput, match=r"torchtitan 0\.4\.1 is installed .* the arguments are for 0\.3"):
+    with pytest.raises(
+        InvalidInput, match=r"torchtitan 0\.4\.1 is installed .* the arguments are for 0\.3"
+    ):
         spec.check_commands(tiny_recipe())
 
 
 def test_the_frontier_study_s_log_is_found_out(tmp_path: Path) -> None:
-    """The command line says micro-batch 1, DeepSpeed's JSON says 4: gpt175b_megatron_16N of the study's repository."""
-    (tmp_path / "ds_config.json").write_text('{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 0}}')
-    arguments = ["--micro-batch-size", "1", "--tensor-model-parallel-size=1", "--deepspeed_config", "ds_config.json"]
+    """The command line says micro-batch 1, DeepSpeed's JSON says 4: gpt175b_megatron_16N of the
+    study's repository.
+    """
+    (tmp_path / "ds_config.json").write_text(
+        '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 0}}'
+    )
+    arguments = [
+        "--micro-batch-size",
+        "1",
+        "--tensor-model-parallel-size=1",
+        "--deepspeed_config",
+        "ds_config.json",
+    ]
     asked = request(tmp_path, tiny_recipe(micro_batch_seqs=1, accumulation=4))
     found = why_disagreeing(stated_before(arguments, tmp_path), asked.recipe, asked.problem)
     assert found is not None
@@ -230,15 +286,25 @@ def test_the_frontier_study_s_log_is_found_out(tmp_path: Path) -> None:
     agreeing = stated_before(arguments[:3], tmp_path)
     assert why_disagreeing(agreeing, asked.recipe, asked.problem) is None
     wrong = stated_before(["--tensor-model-parallel-size=8"], tmp_path)
-    assert "argument --tensor-model-parallel-size 8" in (why_disagreeing(wrong, asked.recipe, asked.problem) or "")
+    assert "argument --tensor-model-parallel-size 8" in (
+        why_disagreeing(wrong, asked.recipe, asked.problem) or ""
+    )
 
 
 def test_ranks_on_several_nodes_need_a_dispatch() -> None:
-    table = tiny(cluster={"nodes": 2, "devices_per_node": 1}, command={"arguments": ["a"], "start_per": "rank"})
-    with pytest.raises(InvalidInput, match=r'command.start_per = "rank": expected node, or dispatch.backend'):
+    table = tiny(
+        cluster={"nodes": 2, "devices_per_node": 1},
+        command={"arguments": ["a"], "start_per": "rank"},
+    )
+    with pytest.raises(
+        InvalidInput, match=r'command.start_per = "rank": expected node, or dispatch.backend'
+    ):
         spec_of(table | {"evaluator": "command"})
 
 
 def test_what_computes_or_looks_up_takes_no_nodes() -> None:
-    with pytest.raises(InvalidInput, match=r'expected no section .dispatch. .*, or evaluator = "probe" or "command"'):
+    with pytest.raises(
+        InvalidInput,
+        match=r'expected no section .dispatch. .*, or evaluator = "probe" or "command"',
+    ):
         spec_of(tiny(evaluator="simulated", dispatch={"backend": "allocation"}))

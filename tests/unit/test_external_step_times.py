@@ -1,8 +1,16 @@
-"""Step times from a log's lines: the log's own, from rates, by our clock; and what does not hang together."""
+"""Step times from a log's lines: the log's own, from rates, by our clock; and what does not hang
+together.
+"""
 
 import pytest
 
-from frontrunner.evaluators.external.logs import LoggedStep, measured, timed, verdict, why_inconsistent
+from frontrunner.evaluators.external.logs import (
+    LoggedStep,
+    measured,
+    timed,
+    verdict,
+    why_inconsistent,
+)
 from frontrunner.evaluators.external.watch import exceptions
 from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.results.outcome import ProbeEnding
@@ -15,7 +23,12 @@ RECIPE = tiny_recipe()  # two devices
 def lines(*times_s: float | None, every: int = 1, pace_s: float = 1.0) -> list[LoggedStep]:
     """A line each `every` steps, which come `pace_s` a step."""
     return [
-        LoggedStep(number=every * (place + 1), arrival_s=10 + every * (place + 1) * pace_s, time_s=seconds, loss=1.0)
+        LoggedStep(
+            number=every * (place + 1),
+            arrival_s=10 + every * (place + 1) * pace_s,
+            time_s=seconds,
+            loss=1.0,
+        )
         for place, seconds in enumerate(times_s)
     ]
 
@@ -30,7 +43,11 @@ def test_the_log_s_own_time_comes_first() -> None:
 
 @pytest.mark.parametrize(
     ("rates", "time_s"),
-    [({"tokens_per_s": 64.0}, 4.0), ({"tokens_per_s_per_device": 64.0}, 2.0), ({"samples_per_s": 4.0}, 2.0)],
+    [
+        ({"tokens_per_s": 64.0}, 4.0),
+        ({"tokens_per_s_per_device": 64.0}, 2.0),
+        ({"samples_per_s": 4.0}, 2.0),
+    ],
 )
 def test_else_the_time_follows_from_the_log_s_rate(rates: dict[str, float], time_s: float) -> None:
     step = LoggedStep(number=1, arrival_s=1.0, rates=rates)
@@ -59,7 +76,9 @@ def test_steps_whose_gradients_overflowed_do_not_count() -> None:
     assert measured(timed(steps, RECIPE, PROBLEM), 1) == [1.0]
 
 
-def ended(settings: ProbeSettings, steps: list[LoggedStep], **more: float | None) -> ProbeEnding | None:
+def ended(
+    settings: ProbeSettings, steps: list[LoggedStep], **more: float | None
+) -> ProbeEnding | None:
     given = {"best_step_time_s": None, "spent_s": 0.0} | more
     return verdict(timed(steps, RECIPE, PROBLEM), settings, **given).ended  # type: ignore[arg-type]
 
@@ -81,7 +100,9 @@ def why(steps: list[LoggedStep]) -> str | None:
 def test_times_that_agree_with_rates_and_clock_pass() -> None:
     steps = lines(*[1.0] * 6)
     for step in steps:
-        step.rates = {"tokens_per_s": 250.0}  # 256 by the step time: rounded, or without the reading of data
+        step.rates = {
+            "tokens_per_s": 250.0
+        }  # 256 by the step time: rounded, or without the reading of data
     assert why(steps) is None
 
 
@@ -89,8 +110,10 @@ def test_a_rate_of_another_batch_is_found() -> None:
     steps = lines(1.0, 1.0)
     for step in steps:
         step.rates = {"tokens_per_s": 1024.0}
-    assert why(steps) == (
-        "the log says 1024 tokens/s, and its step time gives 256 tokens/s with the recipe's 256 tokens per step"
+    assert (
+        why(steps)
+        == "the log says 1024 tokens/s, and its step time gives 256 tokens/s with the recipe's 256"
+        " tokens per step"
     )
 
 
@@ -105,7 +128,9 @@ def test_steps_that_come_more_slowly_than_they_say_are_found() -> None:
 
 
 LOGS = {
-    "[rank0]: Traceback (most recent call last):\n[rank0]: torch.OutOfMemoryError: HIP": "OutOfMemoryError",
+    "[rank0]: Traceback (most recent call last):\n[rank0]: torch.OutOfMemoryError: HIP": (
+        "OutOfMemoryError"
+    ),
     "pretrain_gpt.py: error: unrecognized arguments: --foo": "ValueError",
     "AssertionError: world size is not divisible": "ValueError",
     "worker-0: RuntimeError: no": "RuntimeError",

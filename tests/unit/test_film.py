@@ -1,4 +1,6 @@
-"""The film of a search: outcomes in their order over two dimensions, beside what was expected of them."""
+"""The film of a search: outcomes in their order over two dimensions, beside what was expected of
+them.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,12 @@ BELIEFS = {
 
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
-    """Three recipes: one lost and then slow, one out of memory, one fast; a forecast of the first and the last."""
-    campaign = spec(space={"tensor_parallel": [1, 2], "micro_batch_seqs": [1, 2, 4], "pipeline_parallel": [1]})
+    """Three recipes: one lost and then slow, one out of memory, one fast; a forecast of the first
+    and the last.
+    """
+    campaign = spec(
+        space={"tensor_parallel": [1, 2], "micro_batch_seqs": [1, 2, 4], "pipeline_parallel": [1]}
+    )
     recipes = campaign.space.survey(campaign.problem).recipes
     with open_store(str(tmp_path / "store.db"), create=True) as opened:
         made = opened.create_campaign(
@@ -47,20 +53,25 @@ def store(tmp_path: Path) -> LocalStore:
         for place, outcomes in ((0, [LOST, measured(300.0)]), (1, [FULL]), (4, [measured(500.0)])):
             trial = writer.propose(recipe_id(campaign.problem, recipes[place]), recipes[place])
             if place != 1:
-                writer.event(PROPOSED, **asdict(EXPECTED), belief=asdict(BELIEFS[place]), trial=trial.number)
+                writer.event(
+                    PROPOSED, **asdict(EXPECTED), belief=asdict(BELIEFS[place]), trial=trial.number
+                )
             for number, outcome in enumerate(outcomes, start=1):
                 attempt = writer.start_attempt(trial, run_folder=f"/runs/{place}")
                 writer.finish_attempt(attempt, outcome, retry=number < len(outcomes))
     return LocalStore(str(tmp_path / "store.db"))
 
 
-def test_outcomes_have_their_places_the_best_so_far_and_the_stored_expectation_once(store: LocalStore) -> None:
+def test_outcomes_have_their_places_the_best_so_far_and_the_stored_expectation_once(
+    store: LocalStore,
+) -> None:
     found = store.film()
 
     assert (found.x, found.y) == ("tensor_parallel", "micro_batch_seqs")
     assert (found.x_values, found.y_values) == ((1, 2), (1, 2, 4))
     assert [(shot.outcome, shot.tokens_per_s, shot.best_tokens_per_s) for shot in found.shots] == [
-        ("lost", None, None), ("measured", 300.0, 300.0), ("out-of-memory", None, 300.0), ("measured", 500.0, 500.0),
+        ("lost", None, None), ("measured", 300.0, 300.0), ("out-of-memory", None, 300.0),
+        ("measured", 500.0, 500.0),
     ]  # fmt: skip
     assert [shot.expected for shot in found.shots] == [EXPECTED, None, None, EXPECTED]
     assert found.has_beliefs
@@ -70,12 +81,15 @@ def test_outcomes_have_their_places_the_best_so_far_and_the_stored_expectation_o
     assert [(shot.x, shot.y) for shot in turned.shots] == [(shot.y, shot.x) for shot in found.shots]
 
 
-def test_the_map_has_what_was_expected_at_its_places_when_the_last_recipe_was_chosen(store: LocalStore) -> None:
+def test_the_map_has_what_was_expected_at_its_places_when_the_last_recipe_was_chosen(
+    store: LocalStore,
+) -> None:
     found = store.film()
 
     assert found.believed == ("tensor_parallel", "micro_batch_seqs")
     assert [shot.belief for shot in found.shots] == [
-        ((450.0, None), (None, None), (None, 700.0)), None, None, ((300.0, None), (None, 480.0), (None, None)),
+        ((450.0, None), (None, None), (None, 700.0)), None, None,
+        ((300.0, None), (None, 480.0), (None, None)),
     ]  # fmt: skip
     assert believed_at(found, 3) == {(1, 1): 450.0, (2, 4): 700.0}
     assert believed_at(found, 4) == {(1, 1): 300.0, (2, 2): 480.0}
@@ -101,12 +115,19 @@ def test_a_film_pools_repeats_as_the_ranking_does(store: LocalStore, tmp_path: P
 
     last = store.film().shots[-1]
 
-    assert (last.tokens_per_s, last.pooled_tokens_per_s, last.best_tokens_per_s) == (400.0, 450.0, 450.0)
+    assert (last.tokens_per_s, last.pooled_tokens_per_s, last.best_tokens_per_s) == (
+        400.0,
+        450.0,
+        450.0,
+    )
     assert store.best("tiny")[0].standing.tokens_per_s == pytest.approx(450.0)
 
 
 def test_dimensions_that_do_not_vary_are_refused(store: LocalStore) -> None:
-    with pytest.raises(InvalidInput, match=r'y = "pipeline_parallel": expected a dimension that the campaign varies'):
+    with pytest.raises(
+        InvalidInput,
+        match=r'y = "pipeline_parallel": expected a dimension that the campaign varies',
+    ):
         store.film(y="pipeline_parallel")
     with pytest.raises(InvalidInput, match="another dimension than x"):
         store.film(x="tensor_parallel", y="tensor_parallel")
@@ -143,7 +164,10 @@ def test_files_that_cannot_be_written_are_refused_before_anything_is(
     empty = spec(name="empty", space={"tensor_parallel": [1, 2], "micro_batch_seqs": [1, 2]})
     with open_store(str(tmp_path / "store.db")) as opened:
         opened.create_campaign(
-            name="empty", spec_json=dump_json(empty), legal_recipes=4, problem_summary=problem_summary(empty)
+            name="empty",
+            spec_json=dump_json(empty),
+            legal_recipes=4,
+            problem_summary=problem_summary(empty),
         )
     with pytest.raises(NothingLegal, match="has no outcome to film") as refused_empty:
         write_film(store.film("empty"), tmp_path / "x.gif")

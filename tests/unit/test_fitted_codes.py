@@ -1,4 +1,6 @@
-"""Constants fitted to one training code's steps: whose they are, and what is left unknown of them."""
+"""Constants fitted to one training code's steps: whose they are, and what is left unknown of
+them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,13 @@ NETWORK = FittedConstant(name="network_links", value=0.8, deviation=0.02)
 
 
 def fit(*constants: FittedConstant, **changes: object) -> FittedCode:
-    stated = {"code": "nanotron", "rows": 200, "problems": 20, "nodes": 2, "error": ByPrecision(fp16=0.04)} | changes
+    stated = {
+        "code": "nanotron",
+        "rows": 200,
+        "problems": 20,
+        "nodes": 2,
+        "error": ByPrecision(fp16=0.04),
+    } | changes
     return FittedCode(constants=constants, **stated)  # type: ignore[arg-type]
 
 
@@ -53,17 +61,26 @@ def test_plan_names_the_fit_that_it_uses_and_the_one_that_it_does_not() -> None:
         plan([recipe()], replace(problem, software=SoftwareSettings(code=code))).trust.remarks
         for code in ("nanotron", "megatron-lm")
     )
-    assert own == ("constants are fitted to 200 steps of nanotron on up to 2 nodes (the cluster file)",)
-    assert other == ("the cluster file's fit to steps of nanotron in fp16 is not used for megatron-lm in fp16",)
+    assert own == (
+        "constants are fitted to 200 steps of nanotron on up to 2 nodes (the cluster file)",
+    )
+    assert other == (
+        "the cluster file's fit to steps of nanotron in fp16 is not used for megatron-lm in fp16",
+    )
 
 
 def test_unknown_codes_are_told_apart_by_what_is_stated_of_them() -> None:
-    plain, stated = (coded(SoftwareSettings(code="unknown", attention=kind)) for kind in (None, "flash-1"))
+    plain, stated = (
+        coded(SoftwareSettings(code="unknown", attention=kind)) for kind in (None, "flash-1")
+    )
     assert known_as(plain) == "unknown"
     assert known_as(stated) == "unknown, attention flash-1"
     assert known_as(coded(SoftwareSettings(code="nanotron", attention="flash-1"))) == "nanotron"
     cluster = fitted(MATMUL, code="unknown, attention flash-1")
-    assert [Machine.of(cluster, "fp16", code).efficiencies.matmul for code in (plain, stated)] == [1.0, 0.9]
+    assert [Machine.of(cluster, "fp16", code).efficiencies.matmul for code in (plain, stated)] == [
+        1.0,
+        0.9,
+    ]
 
 
 def test_the_directions_of_a_fit_add_up_to_its_covariance() -> None:
@@ -91,11 +108,18 @@ def test_few_rows_and_many_of_one_problem_say_little_of_the_noise() -> None:
 
 
 def test_on_more_nodes_than_were_fitted_to_the_network_is_unknown_again() -> None:
-    shape = {"devices": 64, "tensor_parallel": 1, "pipeline_parallel": 1, "micro_batch_seqs": 1, "accumulation": 1}
+    shape = {
+        "devices": 64,
+        "tensor_parallel": 1,
+        "pipeline_parallel": 1,
+        "micro_batch_seqs": 1,
+        "accumulation": 1,
+    }
     seen, beyond = (width(fitted(NETWORK, nodes=nodes), **shape) for nodes in (8, 1))
     assert seen < beyond
     assert beyond == pytest.approx(
-        width(fitted(replace(NETWORK, deviation=DEVIATIONS["network_links"]), nodes=8), **shape), rel=0.1
+        width(fitted(replace(NETWORK, deviation=DEVIATIONS["network_links"]), nodes=8), **shape),
+        rel=0.1,
     )
 
 
@@ -106,11 +130,15 @@ def test_a_cluster_file_keeps_a_fit(tmp_path: Path) -> None:
     assert read_cluster_file(path).fitted == cluster.fitted
 
 
-def test_a_campaign_cannot_state_a_constant_that_its_cluster_file_has_as_fitted(tmp_path: Path) -> None:
+def test_a_campaign_cannot_state_a_constant_that_its_cluster_file_has_as_fitted(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "fitted.toml").write_text(cluster_toml(fitted(MATMUL), {}, []), encoding="utf-8")
     given = {"file": str(tmp_path / "fitted.toml"), "efficiencies": {"memory": 0.8}}
     assert parse_cluster(given).fitted == fitted(MATMUL).fitted
-    with pytest.raises(InvalidInput, match=r"efficiencies.matmul = 0.8: expected no value here: .*nanotron"):
+    with pytest.raises(
+        InvalidInput, match=r"efficiencies.matmul = 0.8: expected no value here: .*nanotron"
+    ):
         parse_cluster(given | {"efficiencies": {"matmul": 0.8}})
 
 
@@ -118,14 +146,24 @@ def test_a_campaign_cannot_state_a_constant_that_its_cluster_file_has_as_fitted(
     ("was", "becomes", "refusal"),
     [
         ('name = "memory"', 'name = "memori"', "unknown key cluster.fitted.constants.memori"),
-        ('name = "memory"', 'name = "matmul"', "constants.matmul = .*: expected one entry for each constant"),
-        ("correlations = [-0.900]", "correlations = []", "constants.memory.correlations = .*: expected 1 numbers"),
+        (
+            'name = "memory"',
+            'name = "matmul"',
+            "constants.matmul = .*: expected one entry for each constant",
+        ),
+        (
+            "correlations = [-0.900]",
+            "correlations = []",
+            "constants.memory.correlations = .*: expected 1 numbers",
+        ),
         ("deviation = 0.05", "deviation = 0.0", "cluster.fitted.constants.matmul.deviation = 0.0"),
         ("fp16 = 0.04", "fp8 = 0.04", "cluster.fitted.error.fp8 = 0.04"),
         ("nodes = 2", "nodes = 0", "cluster.fitted.nodes = 0"),
     ],
 )
-def test_an_impossible_fit_is_refused_by_its_key(tmp_path: Path, was: str, becomes: str, refusal: str) -> None:
+def test_an_impossible_fit_is_refused_by_its_key(
+    tmp_path: Path, was: str, becomes: str, refusal: str
+) -> None:
     path = tmp_path / "cluster.toml"
     text = cluster_toml(fitted(MATMUL, MEMORY), {}, [])
     assert was in text

@@ -1,4 +1,6 @@
-"""Load by processes of others: arithmetic over counters of the kernel, and lists of a device's processes."""
+"""Load by processes of others: arithmetic over counters of the kernel, and lists of a device's
+processes.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,32 @@ from frontrunner.results.outcome import Measurement, RecipeStats, Telemetry, dou
 from support.rankings import measurement
 
 SHELL, DRIVER, SERVER, RANK, HELPER, OTHER, COMPILER, ELSEWHERE = range(100, 108)
-TREE = {DRIVER: SHELL, SERVER: DRIVER, RANK: SERVER, HELPER: RANK, OTHER: SHELL, COMPILER: OTHER, ELSEWHERE: 1}
+TREE = {
+    DRIVER: SHELL,
+    SERVER: DRIVER,
+    RANK: SERVER,
+    HELPER: RANK,
+    OTHER: SHELL,
+    COMPILER: OTHER,
+    ELSEWHERE: 1,
+}
 
 
 def reading(at_s: float, ran_s: Mapping[int, float], **counters: float) -> Reading:
     """Two processors, 0 and 1; ELSEWHERE runs on another one."""
     named = {OTHER: "make", COMPILER: "cc1", ELSEWHERE: "far"}
     processes = {
-        pid: Process(parent, named.get(pid, "python"), ran_s.get(pid, 0.0), 0.0, 7 if pid == ELSEWHERE else 0)
+        pid: Process(
+            parent, named.get(pid, "python"), ran_s.get(pid, 0.0), 0.0, 7 if pid == ELSEWHERE else 0
+        )
         for pid, parent in TREE.items()
     }
-    found: dict[str, Any] = {"idle_s": 0.0, "stolen_s": 0.0, "waited_s": 0.0, "throttled_s": 0.0} | counters
+    found: dict[str, Any] = {
+        "idle_s": 0.0,
+        "stolen_s": 0.0,
+        "waited_s": 0.0,
+        "throttled_s": 0.0,
+    } | counters
     return Reading(at_s=at_s, cpus=frozenset({0, 1}), processes=processes, **found)
 
 
@@ -37,9 +54,14 @@ def test_what_is_not_idle_and_not_ours_ran_for_others() -> None:
     load = foreign_load.between(before, after, SERVER)
     assert load is not None
     assert load.foreign_s == pytest.approx(20 - 8 - 4 - 1 - 0.5, abs=0.05)
-    assert (load.elapsed_s, load.waited_s) == (10.0, 2.0), "a quota's part of the waiting is nobody's"
+    assert (load.elapsed_s, load.waited_s) == (
+        10.0,
+        2.0,
+    ), "a quota's part of the waiting is nobody's"
     assert load.names == "cc1 106"
-    ended = replace(after, processes=after.processes | {SERVER: Process(DRIVER, "python", 0.0, 6.0, 0)})
+    ended = replace(
+        after, processes=after.processes | {SERVER: Process(DRIVER, "python", 0.0, 6.0, 0)}
+    )
     assert foreign_load.between(before, ended, SERVER).foreign_s == pytest.approx(0.5, abs=0.05)  # type: ignore[union-attr]
     assert foreign_load.between(None, after, SERVER) is None
     assert foreign_load.between(before, replace(after, cpus=frozenset({0})), SERVER) is None
@@ -55,7 +77,13 @@ def test_the_driver_on_a_node_of_its_probe_is_ours(monkeypatch: pytest.MonkeyPat
 
 
 def load(waited_s: float, foreign_s: float, **changes: Any) -> Load:
-    fields: dict[str, Any] = {"host": "n1", "cpus": frozenset({0, 1}), "elapsed_s": 10.0, "stolen_s": 0.0, "names": ""}
+    fields: dict[str, Any] = {
+        "host": "n1",
+        "cpus": frozenset({0, 1}),
+        "elapsed_s": 10.0,
+        "stolen_s": 0.0,
+        "names": "",
+    }
     return Load(**(fields | {"waited_s": waited_s, "foreign_s": foreign_s} | changes))
 
 
@@ -73,7 +101,9 @@ def load(waited_s: float, foreign_s: float, **changes: Any) -> Load:
         ([load(0.0, 0.0)], [0.0]),
     ],
 )
-def test_others_took_what_ranks_waited_for_and_no_more_than_they_ran(loads: list[Load], shares: list[float]) -> None:
+def test_others_took_what_ranks_waited_for_and_no_more_than_they_ran(
+    loads: list[Load], shares: list[float]
+) -> None:
     found = foreign_load.foreign_load(loads)
     assert found["foreign_share"] == pytest.approx(shares)
     assert found["foreign_cores"] == pytest.approx([one.foreign_s / 10 for one in loads])
@@ -121,12 +151,19 @@ PROCESSES = {ME: Process(os.getppid(), "python", 0, 0, 0), 71: Process(1, "train
         ([{71: 0}, None], None),
     ],
 )
-def test_others_on_a_device_are_named(readings: list[dict[int, int] | None], found: str | None) -> None:
+def test_others_on_a_device_are_named(
+    readings: list[dict[int, int] | None], found: str | None
+) -> None:
     assert telemetry._others_on_device(readings, PROCESSES) == found
 
 
-def test_rocm_s_processes_are_those_with_memory_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"nodes/0/gpu_id": "0", "nodes/0/properties": "cpu_cores_count 64\nlocation_id 0\ndomain 0"}
+def test_rocm_s_processes_are_those_with_memory_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "nodes/0/gpu_id": "0",
+        "nodes/0/properties": "cpu_cores_count 64\nlocation_id 0\ndomain 0",
+    }
     files |= {"nodes/1/gpu_id": "51280", "nodes/1/properties": "location_id 50432\ndomain 0"}
     files = {f"topology/{name}": text for name, text in files.items()}
     files |= {"proc/71/vram_51280": "4096", "proc/72/vram_51280": "0", "proc/72/vram_9": "4096"}
@@ -145,7 +182,10 @@ DISTURBED = Telemetry(
     foreign_processes=("", "", "make 7"),
     device_processes=("", "x 8", ""),
 )
-WAITED = "rank 2 waited 40 % of the time for processors that other processes used: make 7 (the worst of 2 ranks)"
+WAITED = (
+    "rank 2 waited 40 % of the time for processors that other processes used: make 7 (the worst of"
+    " 2 ranks)"
+)
 SHARED = "rank 1's device was used by others: x 8"
 
 
@@ -158,7 +198,10 @@ def test_load_above_the_limit_disturbs_and_is_put_in_words() -> None:
     assert replace(DISTURBED, foreign_limit=1.0).doubts == ()
     assert replace(DISTURBED, foreign_limit=0.5, device_processes=None).doubts == ()
     others = "of the time for processors that other processes used"
-    assert DISTURBED.slow_nodes(2) == {0: f"rank 1 waited 12 % {others}", 1: f"rank 2 waited 40 % {others}: make 7"}
+    assert DISTURBED.slow_nodes(2) == {
+        0: f"rank 1 waited 12 % {others}",
+        1: f"rank 2 waited 40 % {others}: make 7",
+    }
 
 
 def test_figures_are_of_undisturbed_measurements_where_there_are_any() -> None:
@@ -170,4 +213,7 @@ def test_figures_are_of_undisturbed_measurements_where_there_are_any() -> None:
     assert doubts_of([slow, worse]) == (*slow.doubts, worse.doubts[0])
     fuller = replace(slow, peak_memory_bytes=(10**9,))
     stats: RecipeStats = pool([clean, fuller])
-    assert (stats.repeats, stats.peak_memory_bytes_max_rank) == (1, 10**9), "memory does not depend on others"
+    assert (stats.repeats, stats.peak_memory_bytes_max_rank) == (
+        1,
+        10**9,
+    ), "memory does not depend on others"

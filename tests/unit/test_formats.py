@@ -1,4 +1,6 @@
-"""Recipes in other tools' words: what is written is read back to the same recipe, and nothing is dropped."""
+"""Recipes in other tools' words: what is written is read back to the same recipe, and nothing is
+dropped.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ def test_products_in_8_bits_are_said_or_refused_by_name(name: str, fp8: str, sai
         return
     text = tool.render(WITH_FP8, recipe, HEADER)
     assert said in text
-    assert tool.read(WITH_FP8, Given(text=text, stated={"engine": "torch", "devices": 16})) == recipe
+    assert (
+        tool.read(WITH_FP8, Given(text=text, stated={"engine": "torch", "devices": 16})) == recipe
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +118,9 @@ def test_torchtitan_converts_its_own_model_by_a_module_that_the_script_writes(
     recipe = replace(PLAIN, fp8=fp8, compile=True)
     if model == "gpt-oss-20b":  # whose biases only one rank of a tensor-parallel group may add
         assert "add it on each" in str(tool.why_not(of, recipe))
-        recipe = replace(recipe, tensor_parallel=1, accumulation=4, sharding=Sharding.named("zero-3", 16))
+        recipe = replace(
+            recipe, tensor_parallel=1, accumulation=4, sharding=Sharding.named("zero-3", 16)
+        )
     text = tool.render(of, recipe, HEADER)
     assert "--module frontrunner_fp8" in text
     assert f"--config {config}" in text
@@ -122,14 +128,26 @@ def test_torchtitan_converts_its_own_model_by_a_module_that_the_script_writes(
     stated = {"engine": "torch"}
     assert tool.read(of, Given(text=text, stated=stated)) == recipe
     lines, files = split_files(text)
-    (name, module), apart = *files.items(), Given(text="\n".join(lines), stated=stated, beside=files.get)
+    (name, module), apart = (
+        *files.items(),
+        Given(text="\n".join(lines), stated=stated, beside=files.get),
+    )
     assert tool.read(of, apart) == recipe
-    for changed in (module.replace("fqns=[", 'fqns=["layers.1.", '), module.replace("CONVERTER = ", "CONVERTER = (")):
+    for changed in (
+        module.replace("fqns=[", 'fqns=["layers.1.", '),
+        module.replace("CONVERTER = ", "CONVERTER = ("),
+    ):
         with pytest.raises(InvalidInput, match=name):
             tool.read(of, replace(apart, beside={name: changed}.get, tables=[]))
 
 
-PLAIN = Recipe(devices=16, tensor_parallel=2, micro_batch_seqs=2, accumulation=8, sharding=Sharding.named("zero-3", 8))
+PLAIN = Recipe(
+    devices=16,
+    tensor_parallel=2,
+    micro_batch_seqs=2,
+    accumulation=8,
+    sharding=Sharding.named("zero-3", 8),
+)
 PIPELINED = Recipe(
     devices=16,
     tensor_parallel=2,
@@ -142,13 +160,22 @@ PIPELINED = Recipe(
     sequence_parallel=True,
 )
 INTERLEAVED = replace(
-    PIPELINED, virtual_stages=2, schedule="interleaved-1f1b", layers_per_stage=(4, 3, 3, 2), rank_order="tp-pp-dp"
+    PIPELINED,
+    virtual_stages=2,
+    schedule="interleaved-1f1b",
+    layers_per_stage=(4, 3, 3, 2),
+    rank_order="tp-pp-dp",
 )
 
 
 @pytest.mark.parametrize(
     ("name", "recipe"),
-    [("megatron-lm", INTERLEAVED), ("megatron-deepspeed", PIPELINED), ("torchtitan", PLAIN), ("accelerate", PLAIN)],
+    [
+        ("megatron-lm", INTERLEAVED),
+        ("megatron-deepspeed", PIPELINED),
+        ("torchtitan", PLAIN),
+        ("accelerate", PLAIN),
+    ],
 )
 def test_a_script_is_bash_that_sets_the_arguments_and_writes_the_files(
     name: str, recipe: Recipe, tmp_path: Path
@@ -156,16 +183,23 @@ def test_a_script_is_bash_that_sets_the_arguments_and_writes_the_files(
     exported = TOOLS[name].export(PROBLEM, recipe)
     (tmp_path / "recipe.sh").write_text(TOOLS[name].render(PROBLEM, recipe, HEADER))
     shell = 'source ./recipe.sh; printf "%s\\n" "${RECIPE_ARGS[@]}"'
-    done = subprocess.run(["bash", "-euc", shell], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-euc", shell], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == list(exported.arguments)
     assert done.stderr == ""
-    written = {path.name: path.read_text() for path in tmp_path.iterdir() if path.name != "recipe.sh"}
+    written = {
+        path.name: path.read_text() for path in tmp_path.iterdir() if path.name != "recipe.sh"
+    }
     assert written == exported.files
 
 
 REFUSALS = {
     "megatron-lm": ({"schedule": "gpipe"}, "Megatron-LM runs 1f1b and interleaved-1f1b, not gpipe"),
-    "megatron-deepspeed": ({"rank_order": "tp-pp-dp"}, 'Megatron-DeepSpeed has no setting for rank_order = "tp-pp-dp"'),
+    "megatron-deepspeed": (
+        {"rank_order": "tp-pp-dp"},
+        'Megatron-DeepSpeed has no setting for rank_order = "tp-pp-dp"',
+    ),
     "deepspeed": ({}, "does not say the stages of a pipeline: the training script does"),
     "nemo": ({"compile": True}, "Megatron-Bridge has no setting for compile = true"),
     "torchtitan": ({}, "torchtitan has zero-2, zero-3 and hybrid-K, not zero-1"),
@@ -182,14 +216,34 @@ def test_a_refusal_says_what_the_tool_cannot_be_told(name: str) -> None:
 
 
 MODELS = [
-    ("megatron-lm", "gpt2-small", "--norm-epsilon 1e-05", "--disable-bias-linear|--no-bias-gelu-fusion|--rotary-base"),
-    ("megatron-lm", "llama-3-8b", "--rotary-base 500000 --norm-epsilon 1e-05 --disable-bias-linear", "rope-scaling"),
+    (
+        "megatron-lm",
+        "gpt2-small",
+        "--norm-epsilon 1e-05",
+        "--disable-bias-linear|--no-bias-gelu-fusion|--rotary-base",
+    ),
+    (
+        "megatron-lm",
+        "llama-3-8b",
+        "--rotary-base 500000 --norm-epsilon 1e-05 --disable-bias-linear",
+        "rope-scaling",
+    ),
     ("megatron-lm", "llama-3.2-1b", "--use-rope-scaling --rope-scaling-factor 32.0", "--untie"),
     ("megatron-lm", "qwen2.5-7b", "--add-qkv-bias", "--qk-layernorm|--kv-channels"),
     ("megatron-lm", "qwen3-0.6b", "--qk-layernorm", "--add-qkv-bias"),
     ("megatron-lm", "qwen3-0.6b", "--num-attention-heads 16 --kv-channels 128", "--untie"),
-    ("megatron-deepspeed", "frontier-22b", "--layernorm-epsilon 1e-05", "--disable-bias-linear|--no-bias-gelu-fusion"),
-    ("megatron-deepspeed", "llama-3-8b", "--rotary-position-embeddings-theta 500000", "--norm-epsilon"),
+    (
+        "megatron-deepspeed",
+        "frontier-22b",
+        "--layernorm-epsilon 1e-05",
+        "--disable-bias-linear|--no-bias-gelu-fusion",
+    ),
+    (
+        "megatron-deepspeed",
+        "llama-3-8b",
+        "--rotary-position-embeddings-theta 500000",
+        "--norm-epsilon",
+    ),
     ("nemo", "qwen3-8b", "model.sequence_parallel=true", "refused"),
     ("torchtitan", "deepseek-v3", "--module deepseek_v3 --config deepseek_v3_671b", "refused"),
     ("torchtitan", "deepseek-v2-lite", "--module deepseek_v3 --config deepseek_v3_16b", "refused"),
@@ -201,7 +255,8 @@ MODELS = [
 
 
 GPT_OSS = {
-    "rotary_theta": 150_000.0, "rotary_scaling": None, "vocabulary_multiple": 128, "max_positions": 131_072,
+    "rotary_theta": 150_000.0, "rotary_scaling": None, "vocabulary_multiple": 128,
+    "max_positions": 131_072,
 }  # fmt: skip
 
 
@@ -211,7 +266,8 @@ def test_megatron_is_told_gpt_oss_but_for_its_rotary_scaling() -> None:
     recipe = replace(PLAIN, sharding=Sharding.named("zero-1", 8), expert_parallel=4)
     text = TOOLS["megatron-lm"].render(of, recipe, HEADER)
     for said in (
-        "--window-size '(127,0)'", "--window-attn-skip-freq 2", "--softmax-type learnable", "--quick-geglu",
+        "--window-size '(127,0)'", "--window-attn-skip-freq 2", "--softmax-type learnable",
+        "--quick-geglu",
         "--glu-linear-offset 1.0", "--activation-func-clamp-value 7.0", "--attention-backend fused",
         "--no-bias-dropout-fusion",
     ):  # fmt: skip
@@ -255,7 +311,9 @@ def test_the_arguments_say_the_model(name: str, preset: str, said: str, unsaid: 
         ("torchtitan", "deepseek-v3", "deepseek_v3_671b norms have epsilon 1e-05"),
     ],
 )
-def test_a_note_names_the_tool_s_own_configuration_of_the_model(name: str, preset: str, noted: str) -> None:
+def test_a_note_names_the_tool_s_own_configuration_of_the_model(
+    name: str, preset: str, noted: str
+) -> None:
     recipe = PLAIN if name == "torchtitan" else PIPELINED
     assert noted in " ".join(TOOLS[name].export(of_preset(preset), recipe).notes)
 
@@ -263,8 +321,18 @@ def test_a_note_names_the_tool_s_own_configuration_of_the_model(name: str, prese
 @pytest.mark.parametrize(
     ("name", "preset", "changes", "reason"),
     [
-        ("megatron-lm", "gpt2-small", {"biases": "none"}, "activation gelu_tanh only with biases all, not none"),
-        ("megatron-lm", "llama-3-8b", {"rotary_theta": 1e4 / 3}, "a whole number for rotary_theta, not 3333.3"),
+        (
+            "megatron-lm",
+            "gpt2-small",
+            {"biases": "none"},
+            "activation gelu_tanh only with biases all, not none",
+        ),
+        (
+            "megatron-lm",
+            "llama-3-8b",
+            {"rotary_theta": 1e4 / 3},
+            "a whole number for rotary_theta, not 3333.3",
+        ),
         (
             "megatron-lm",
             "llama-3-8b",
@@ -277,8 +345,18 @@ def test_a_note_names_the_tool_s_own_configuration_of_the_model(name: str, prese
             {},
             "Megatron-DeepSpeed has no setting for model.rotary_scaling = ",
         ),
-        ("megatron-lm", "gpt-oss-120b", {}, "Megatron-LM has Llama 3.1's frequency factors and positions, not"),
-        ("megatron-lm", "gpt-oss-120b", {"rotary_scaling": None, "activation": "geglu"}, "the sigmoid form of GELU"),
+        (
+            "megatron-lm",
+            "gpt-oss-120b",
+            {},
+            "Megatron-LM has Llama 3.1's frequency factors and positions, not",
+        ),
+        (
+            "megatron-lm",
+            "gpt-oss-120b",
+            {"rotary_scaling": None, "activation": "geglu"},
+            "the sigmoid form of GELU",
+        ),
         (
             "megatron-lm",
             "mistral-7b",
@@ -286,7 +364,12 @@ def test_a_note_names_the_tool_s_own_configuration_of_the_model(name: str, prese
             "model.post_norms = true, model.scaled_embedding = true, model.logits_softcap = 30",
         ),
         ("megatron-lm", "gpt-neox-20b", {}, "has no setting for model.parallel_residual = true"),
-        ("megatron-deepspeed", "llama-3-8b", {"activation": "swiglu_clamped"}, "no activation swiglu_clamped"),
+        (
+            "megatron-deepspeed",
+            "llama-3-8b",
+            {"activation": "swiglu_clamped"},
+            "no activation swiglu_clamped",
+        ),
         ("megatron-deepspeed", "qwen2.5-7b", {}, "biases all or none, not qkv"),
         ("megatron-deepspeed", "qwen3-8b", {}, "has no setting for model.qk_norm = true"),
         ("nanotron", "qwen3-0.6b", {}, "nanotron has no setting for model.head_width = 128"),
@@ -297,14 +380,20 @@ def test_a_model_that_the_tool_does_not_have_is_refused(
     name: str, preset: str, changes: dict[str, Any], reason: str
 ) -> None:
     problem = of_preset(preset)
-    found = TOOLS[name].why_not(replace(problem, model=replace(problem.model, **changes)), PIPELINED)
+    found = TOOLS[name].why_not(
+        replace(problem, model=replace(problem.model, **changes)), PIPELINED
+    )
     assert found is not None
     assert reason in found.text
 
 
 STATES_THE_MODEL = {"megatron-lm": EXPERTS, "megatron-deepspeed": EXPERTS, "nanotron": UNSCALED}
 OTHERS_OF = {"rotary_scaling": [RotaryScaling(factor=2.0)]}
-NOT_TRAINED = ("name", "routing", "attention_window")  # a sequence fits in the window, which changes nothing then
+NOT_TRAINED = (
+    "name",
+    "routing",
+    "attention_window",
+)  # a sequence fits in the window, which changes nothing then
 LATENT = {"kv_heads": 8, "rotary_width": 16, "key_value_rank": 64}
 DENSE = {"dense_layers": 1, "dense_ffn_hidden": 1024}
 GROUPS = {"router_groups": 4, "router_groups_kept": 2}
@@ -334,11 +423,16 @@ VALUES = (
 
 
 @pytest.mark.parametrize("name", STATES_THE_MODEL)
-@pytest.mark.parametrize("field", [one.name for one in fields(Model) if one.name not in NOT_TRAINED])
+@pytest.mark.parametrize(
+    "field", [one.name for one in fields(Model) if one.name not in NOT_TRAINED]
+)
 def test_a_field_of_the_model_is_stated_or_refused(name: str, field: str) -> None:
     tool, of = TOOLS[name], STATES_THE_MODEL[name]
     of = replace(of, model=replace(of.model, max_positions=4096, **WITH.get(field, {})))
-    recipe, before = replace(PIPELINED, devices=8, tensor_parallel=1, sequence_parallel=False), getattr(of.model, field)
+    recipe, before = (
+        replace(PIPELINED, devices=8, tensor_parallel=1, sequence_parallel=False),
+        getattr(of.model, field),
+    )
     kind = int if before is None else type(before)
 
     def is_noticed(value: object) -> bool:
@@ -350,17 +444,26 @@ def test_a_field_of_the_model_is_stated_or_refused(name: str, field: str) -> Non
             return reason.code == "model-unsaid"
         return tool.render(other, recipe, ()) != tool.render(of, recipe, ())
 
-    assert any(map(is_noticed, OTHERS_OF.get(field, [v for v in VALUES if type(v) is kind and v != before])))
+    assert any(
+        map(
+            is_noticed, OTHERS_OF.get(field, [v for v in VALUES if type(v) is kind and v != before])
+        )
+    )
 
 
 def test_nanotron_s_file_has_the_rotary_theta_and_epsilon() -> None:
     text = TOOLS["nanotron"].render(of_preset("llama-3-8b"), PIPELINED, ())
-    assert all(line in text for line in ("rope_theta: 500000.0", "rms_norm_eps: 1.0e-05", "rope_interleaved: false"))
+    assert all(
+        line in text
+        for line in ("rope_theta: 500000.0", "rms_norm_eps: 1.0e-05", "rope_interleaved: false")
+    )
 
 
 def of_preset(name: str) -> Problem:
     table = model_preset(name)
-    model = read_plain(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table, "model")
+    model = read_plain(
+        Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table, "model"
+    )
     return replace(PROBLEM, model=model)
 
 
@@ -369,7 +472,14 @@ def test_a_layout_is_read_with_the_repetitions_of_megatron_core() -> None:
     assert layers_of_layout("E,t*4|t*2,L", "layout") == (4, 2)
     assert layout((2, 1, 1)) == "Ett|t|tL"
     assert layers_of_layout(layout((2, 1), 1), "layout", 1) == (2, 1)
-    for text in ("tt|tL", "Et|t", "Et||tL", "Em|tL", "E(t|)*99999(t)*99999L", "E" + "((t|)*9999)*9999" + "L"):
+    for text in (
+        "tt|tL",
+        "Et|t",
+        "Et||tL",
+        "Em|tL",
+        "E(t|)*99999(t)*99999L",
+        "E" + "((t|)*9999)*9999" + "L",
+    ):
         with pytest.raises(InvalidInput, match="layout"):
             layers_of_layout(text, "layout")
 
@@ -390,7 +500,7 @@ GPT_ARGS="
     --lr 3e-4 --train-iters 100 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
 "
 torchrun $DISTRIBUTED_ARGS pretrain_gpt.py $GPT_ARGS --data-path "$DATA"
-"""
+"""  # noqa: E501
 
 
 def test_variables_that_grow_without_end_are_not_followed() -> None:
@@ -400,7 +510,10 @@ def test_variables_that_grow_without_end_are_not_followed() -> None:
 
 
 def test_options_in_quotes_over_lines_are_read() -> None:
-    text = 'A="--tensor-model-parallel-size 2\n --micro-batch-size 4\n --global-batch-size 32"\nB="--bf16"\nrun $A $B\n'
+    text = (
+        'A="--tensor-model-parallel-size 2\n --micro-batch-size 4\n --global-batch-size'
+        ' 32"\nB="--bf16"\nrun $A $B\n'
+    )
     read = TOOLS["megatron-lm"].read(PROBLEM, Given(text=text))
     assert (read.tensor_parallel, read.micro_batch_seqs, read.accumulation) == (2, 4, 1)
 
@@ -411,7 +524,13 @@ def test_a_launch_script_of_another_hand_is_read_without_running_it() -> None:
 
 IGNORED = {
     "megatron-lm": (
-        ("--bf16", "--bf16 --grad-reduce-in-bf16 --overlap-grad-reduce --log-interval 1 --no-masked-softmax-fusion"),
+        (
+            "--bf16",
+            (
+                "--bf16 --grad-reduce-in-bf16 --overlap-grad-reduce --log-interval 1"
+                " --no-masked-softmax-fusion"
+            ),
+        ),
         ("--grad-reduce-in-bf16", "--no-masked-softmax-fusion"),
         ("--log-interval",),
     ),
@@ -426,7 +545,10 @@ IGNORED = {
         ("logger.log_interval",),
     ),
     "torchtitan": (
-        ("--training.seq_len", "--training.steps 9 --parallelism.enable_async_tensor_parallel --training.seq_len"),
+        (
+            "--training.seq_len",
+            "--training.steps 9 --parallelism.enable_async_tensor_parallel --training.seq_len",
+        ),
         ("--parallelism.enable-async-tensor-parallel",),
         ("--training.steps",),
     ),
@@ -446,7 +568,10 @@ IGNORED = {
 @pytest.mark.parametrize("name", IGNORED)
 def test_settings_that_a_recipe_does_not_have_are_listed_in_two_groups(name: str) -> None:
     recipe = replace(
-        PLAIN, sharding=Sharding.named("zero-1" if name in ("nanotron", "megatron-deepspeed") else "zero-2", 8)
+        PLAIN,
+        sharding=Sharding.named(
+            "zero-1" if name in ("nanotron", "megatron-deepspeed") else "zero-2", 8
+        ),
     )
     (old, new), costly, harmless = IGNORED[name]
     text = TOOLS[name].render(PROBLEM, recipe, ())
@@ -461,11 +586,21 @@ def test_the_hint_names_the_baseline_from_the_campaign_file_s_folder(tmp_path: P
     (tmp_path / "c").mkdir()
     file = write_toml(tmp_path / "c" / "tiny.toml", tiny())
     (tmp_path / "ds.json").write_text(
-        '{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "zero_force": 1, "seed": 3}'
+        '{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2, "zero_force": 1,'
+        ' "seed": 3}'
     )
-    arguments = ["import-config", str(tmp_path / "ds.json"), "--from", "deepspeed", "--campaign", str(file)]
+    arguments = [
+        "import-config",
+        str(tmp_path / "ds.json"),
+        "--from",
+        "deepspeed",
+        "--campaign",
+        str(file),
+    ]
     found = CliRunner().invoke(
-        command, [*arguments, "--set", "engine=torch", "--out", str(tmp_path / "today.json")], catch_exceptions=False
+        command,
+        [*arguments, "--set", "engine=torch", "--out", str(tmp_path / "today.json")],
+        catch_exceptions=False,
     )
     assert f'baseline = "../today.json" in {file}' in found.output
     assert "may change speed or memory: zero_force\n" in found.output
@@ -475,26 +610,53 @@ def test_the_hint_names_the_baseline_from_the_campaign_file_s_folder(tmp_path: P
 
 
 MISTAKES = {
-    "a variable from elsewhere": (('PP="2"', ""), r"--pipeline-model-parallel-size = .*PP.*: expected a whole number"),
-    "another model": (("--num-layers 12", "--num-layers 48"), r"--num-layers = 48: the campaign file's problem has 12"),
-    "experts": (("--bf16", "--bf16 --num-experts 8"), "--num-experts = 8: the campaign file's problem has 0"),
-    "a batch that does not divide": (("size 64", "size 63"), "global batch = 63: expected a multiple"),
+    "a variable from elsewhere": (
+        ('PP="2"', ""),
+        r"--pipeline-model-parallel-size = .*PP.*: expected a whole number",
+    ),
+    "another model": (
+        ("--num-layers 12", "--num-layers 48"),
+        r"--num-layers = 48: the campaign file's problem has 12",
+    ),
+    "experts": (
+        ("--bf16", "--bf16 --num-experts 8"),
+        "--num-experts = 8: the campaign file's problem has 0",
+    ),
+    "a batch that does not divide": (
+        ("size 64", "size 63"),
+        "global batch = 63: expected a multiple",
+    ),
     "a part of the layers": (("uniform", "block"), "expected uniform 1: every layer on its own"),
     "no micro-batch": (("--micro-batch-size 2", ""), "does not say micro_batch_seqs"),
-    "devices that do not fit": (("GPUS_PER_NODE=4", "GPUS_PER_NODE=3"), r"recipe.devices = 12|multiple"),
+    "devices that do not fit": (
+        ("GPUS_PER_NODE=4", "GPUS_PER_NODE=3"),
+        r"recipe.devices = 12|multiple",
+    ),
     "another precision": (("--bf16", "--fp16"), 'the campaign file\'s problem has "bf16"'),
-    "no precision": (("--bf16", ""), 'neither --bf16 nor --fp16 is there, .* "fp32": .* has "bf16"'),
-    "other kv heads": (("groups 4", "groups 2"), "--num-query-groups = 2: the campaign file's problem has 4"),
+    "no precision": (
+        ("--bf16", ""),
+        'neither --bf16 nor --fp16 is there, .* "fp32": .* has "bf16"',
+    ),
+    "other kv heads": (
+        ("groups 4", "groups 2"),
+        "--num-query-groups = 2: the campaign file's problem has 4",
+    ),
     "kv heads that are not used": (
         ("--group-query-attention", ""),
         "--group-query-attention is not there, which means 8: .* has 4",
     ),
-    "another activation": (("--swiglu", ""), '--swiglu is not there, which means "gelu": .* has "swiglu"'),
+    "another activation": (
+        ("--swiglu", ""),
+        '--swiglu is not there, which means "gelu": .* has "swiglu"',
+    ),
     "another width by default": (
         ("--ffn-hidden-size 512", ""),
         "--ffn-hidden-size is not there, which means 640: .* has 512",
     ),
-    "another vocabulary": (("--bf16", "--bf16 --vocab-size 1100"), "--vocab-size = 1100: .* has 1000"),
+    "another vocabulary": (
+        ("--bf16", "--bf16 --vocab-size 1100"),
+        "--vocab-size = 1100: .* has 1000",
+    ),
     "an older name": (("--bf16", "--bf16 --use-custom-fsdp"), "give --use-megatron-fsdp"),
 }
 
@@ -528,24 +690,45 @@ OTHERS = {
         (
             "model:",
             "mixed_precision: bf16_with_fp8_mixed\nmodel:",
-            "expected one of bf16_mixed, fp16_mixed, bf16_with_fp8_current_scaling_mixed, bf16_with_mxfp8_mixed",
+            (
+                "expected one of bf16_mixed, fp16_mixed, bf16_with_fp8_current_scaling_mixed,"
+                " bf16_with_mxfp8_mixed"
+            ),
         ),
         ("model:", "mixed_precision:\n  fp8: hybrid\nmodel:", "mixed_precision.fp8"),
         ("model:", "model:\n  num_attention_heads: 16", "num_attention_heads = 16"),
         ("model:", "model:\n  vocab_size: 99", "vocab_size = 99"),
     ),
     "torchtitan": (
-        ("mixed_precision_param bfloat16", "mixed_precision_param float32", "mixed_precision_param"),
-        ("local_batch_size 2", "local_batch_size 512", "local_batch_size = 512: expected at most 128 sequences"),
-        ("--training.seq_len 256", "--training.seq_len 256 --training.dtype bfloat16", "--training.dtype"),
-        ("--training.seq_len 256", "--training.seq_len 256 --quantize.linear.float8.enable", "has no such argument"),
+        (
+            "mixed_precision_param bfloat16",
+            "mixed_precision_param float32",
+            "mixed_precision_param",
+        ),
+        (
+            "local_batch_size 2",
+            "local_batch_size 512",
+            "local_batch_size = 512: expected at most 128 sequences",
+        ),
+        (
+            "--training.seq_len 256",
+            "--training.seq_len 256 --training.dtype bfloat16",
+            "--training.dtype",
+        ),
+        (
+            "--training.seq_len 256",
+            "--training.seq_len 256 --quantize.linear.float8.enable",
+            "has no such argument",
+        ),
     ),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_configuration_of_another_model_or_precision_is_refused(name: str) -> None:
-    recipe = replace(PLAIN, sharding=Sharding.named("zero-1" if name == "nanotron" else "zero-2", 8))
+    recipe = replace(
+        PLAIN, sharding=Sharding.named("zero-1" if name == "nanotron" else "zero-2", 8)
+    )
     text = TOOLS[name].render(PROBLEM, recipe, ())
     for old, new, message in OTHERS[name]:
         assert old in text
@@ -570,20 +753,40 @@ def test_torchtitan_is_told_the_precision() -> None:
 def test_sources_that_disagree_are_refused() -> None:
     script = TOOLS["megatron-deepspeed"].render(PROBLEM, PIPELINED, ())
     slips = {
-        "micro_batch_seqs is 1 in the arguments and 2": ("--micro-batch-size 2", "--micro-batch-size 1"),
-        "--zero-stage 2: DeepSpeed's configuration has stage 1": ("--zero-stage 1", "--zero-stage 2"),
+        "micro_batch_seqs is 1 in the arguments and 2": (
+            "--micro-batch-size 2",
+            "--micro-batch-size 1",
+        ),
+        "--zero-stage 2: DeepSpeed's configuration has stage 1": (
+            "--zero-stage 1",
+            "--zero-stage 2",
+        ),
         "no such file beside": ("--deepspeed_config ds_config", "--deepspeed_config other"),
     }
     for message, (old, new) in slips.items():
         with pytest.raises(InvalidInput, match=re.escape(message)):
             TOOLS["megatron-deepspeed"].read(PROBLEM, Given(text=script.replace(old, new)))
-    with pytest.raises(InvalidInput, match="micro_batch_seqs = 4 was given, but the configuration says 2"):
-        TOOLS["megatron-deepspeed"].read(PROBLEM, Given(text=script, stated={"micro_batch_seqs": 4}))
+    with pytest.raises(
+        InvalidInput, match="micro_batch_seqs = 4 was given, but the configuration says 2"
+    ):
+        TOOLS["megatron-deepspeed"].read(
+            PROBLEM, Given(text=script, stated={"micro_batch_seqs": 4})
+        )
 
 
 @pytest.mark.parametrize("name", TOOLS)
 @pytest.mark.parametrize(
-    "text", ["", "{", "[" * 100_000, "a: [b", "{}", "x" * 1000, '{"a": 1, "a": 2}', "!!python/name:os.system"]
+    "text",
+    [
+        "",
+        "{",
+        "[" * 100_000,
+        "a: [b",
+        "{}",
+        "x" * 1000,
+        '{"a": 1, "a": 2}',
+        "!!python/name:os.system",
+    ],
 )
 def test_a_text_that_is_no_configuration_is_refused(name: str, text: str) -> None:
     with pytest.raises(InvalidInput):
@@ -606,13 +809,21 @@ def test_a_batch_script_prepares_its_node_and_is_refused_for_data_that_nobody_re
     script = frontrunner.export(identity, to=scheduler, store=str(tmp_path / "setup.db"))
     assert script.index("module load rocm") < script.index("set -euo pipefail")
     assert 'STEPS="${STEPS:-1000}"' in script
-    with pytest.raises(InvalidInput, match=f"what data recipe {identity} was trained on is not recorded"):
+    with pytest.raises(
+        InvalidInput, match=f"what data recipe {identity} was trained on is not recorded"
+    ):
         frontrunner.export(identity, to=scheduler, store=str(tmp_path / "data.db"))
 
 
 DIRECTIVES = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB"}
 REQUESTED = {
-    "slurm": ("--account=proj", "--partition=batch", "--time=02:30:00", "--qos=debug", "--constraint=a100"),
+    "slurm": (
+        "--account=proj",
+        "--partition=batch",
+        "--time=02:30:00",
+        "--qos=debug",
+        "--constraint=a100",
+    ),
     "pbs": ("-A proj", "-q batch", "-l walltime=02:30:00"),
     "lsf": ("-P proj", "-q batch", "-W 150"),
 }
@@ -629,12 +840,16 @@ def test_a_batch_script_requests_what_the_campaign_did_for_the_steps_of_the_whol
     [best, *_] = plain.space.survey(plain.problem).recipes
     spec = replace(
         plain,
-        dispatch=DispatchSettings(backend="parsl", scheduler=scheduler, scheduler_options=(option,), **asked),
+        dispatch=DispatchSettings(
+            backend="parsl", scheduler=scheduler, scheduler_options=(option,), **asked
+        ),
         problem=replace(plain.problem, billion_tokens=0.5),
     )
     charted.recorded(tmp_path / "s.db", spec, [(best, [charted.measured(100.0, 0.5)])])
     for to in SCHEDULERS:
-        script = frontrunner.export(recipe_id(plain.problem, best), to=to, store=str(tmp_path / "s.db"))
+        script = frontrunner.export(
+            recipe_id(plain.problem, best), to=to, store=str(tmp_path / "s.db")
+        )
         lines = script[: script.index("set -euo pipefail")].splitlines()
         wanted = [*(f"{DIRECTIVES[to]} {words}" for words in REQUESTED[to]), option]
         assert {words in lines for words in wanted} == {to == scheduler}

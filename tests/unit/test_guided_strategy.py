@@ -1,4 +1,6 @@
-"""What the guided search does with what it is told: it starts at the model's best, overrules it, forecasts, repeats."""
+"""What the guided search does with what it is told: it starts at the model's best, overrules it,
+forecasts, repeats.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ PRIOR = prior_of(SURVEY.recipes, PROBLEM)
 ROW = {recipe: row for row, recipe in enumerate(SURVEY.recipes)}
 RUNS = PRIOR.log_fill < math.log(0.9)
 TRUTH = PRIOR.log_speed - 0.7 * np.array([recipe.tensor_parallel == 1 for recipe in SURVEY.recipes])
-"""A machine on which one rank a layer is half as fast as predicted: the model's first choices among them."""
+"""A machine on which one rank a layer is half as fast as predicted: the model's first choices among
+them.
+"""
 BEST = float(TRUTH[RUNS].max())
 
 
@@ -40,7 +44,8 @@ def measured(speed: float, spread: float = 0.0) -> Measurement:
     times = tuple(tokens / speed * (1 + spread * sign) for sign in (-1, -0.5, 0, 0.5, 1))
     return Measurement(
         step_times_s=times, tokens_per_step=tokens, tokens_per_s=speed, model_tflops_per_device=1.0,
-        hardware_tflops_per_device=1.0, mfu=None, peak_memory_bytes=(0,), losses=(), node_seconds=1.0,
+        hardware_tflops_per_device=1.0, mfu=None, peak_memory_bytes=(0,), losses=(),
+        node_seconds=1.0,
         build_time_s=0.0, first_step_time_s=1.0,
     )  # fmt: skip
 
@@ -87,14 +92,18 @@ def test_a_model_that_orders_backwards_costs_no_more_than_chance() -> None:
 
 
 def test_memory_that_the_model_refuses_is_doubted_when_the_rest_disappoints() -> None:
-    """The formulas find that everything needs 1.5 times too much; the best recipe is among those that they refuse."""
+    """The formulas find that everything needs 1.5 times too much; the best recipe is among those
+    that they refuse.
+    """
     wrong = replace(PRIOR, log_fill=PRIOR.log_fill + math.log(1.5))
     assert (wrong.log_fill > 0)[np.argmax(np.where(RUNS, TRUTH, -np.inf))]
     assert probes_to_best(Guided(SURVEY, 0, wrong)) <= 15
 
 
 def test_what_peaks_of_others_code_have_in_common_says_less_of_what_fits() -> None:
-    """All peaks are a tenth above what tensors should hold: of our code they are, of others' they may count a cache."""
+    """All peaks are a tenth above what tensors should hold: of our code they are, of others' they
+    may count a cache.
+    """
     others = replace(SURVEY, problem=replace(PROBLEM, software=SoftwareSettings(code="unknown")))
     close = [recipe for recipe in SURVEY.recipes if PRIOR.log_fill[ROW[recipe]] > math.log(0.75)]
     told = [recipe for recipe in SURVEY.recipes if PRIOR.log_fill[ROW[recipe]] < math.log(0.6)][::8]
@@ -102,8 +111,13 @@ def test_what_peaks_of_others_code_have_in_common_says_less_of_what_fits() -> No
     for survey in (SURVEY, others):
         strategy = Guided(survey, 0, PRIOR)
         for recipe in told:
-            held = PROBLEM.cluster.memory_bytes_per_device * math.exp(PRIOR.log_allocated[ROW[recipe]])
-            outcome = replace(measured(math.exp(PRIOR.log_speed[ROW[recipe]])), peak_memory_bytes=(int(1.1 * held),))
+            held = PROBLEM.cluster.memory_bytes_per_device * math.exp(
+                PRIOR.log_allocated[ROW[recipe]]
+            )
+            outcome = replace(
+                measured(math.exp(PRIOR.log_speed[ROW[recipe]])),
+                peak_memory_bytes=(int(1.1 * held),),
+            )
             strategy.tell(Told(recipe=recipe, outcome=outcome))
         found = {one.recipe: one.chance for one in strategy.forecasts(len(SURVEY.recipes))}
         chances.append(statistics.fmean(found[recipe] for recipe in close))
@@ -114,7 +128,11 @@ def test_what_peaks_of_others_code_have_in_common_says_less_of_what_fits() -> No
 
 def test_a_space_of_which_the_formulas_know_nothing_is_searched_to_its_end() -> None:
     space = Space(
-        tensor_parallel=(1, 2), micro_batch_seqs=(1, 2), sharding=("zero-3",), engine=("deepspeed",), offload=("nvme",)
+        tensor_parallel=(1, 2),
+        micro_batch_seqs=(1, 2),
+        sharding=("zero-3",),
+        engine=("deepspeed",),
+        offload=("nvme",),
     )
     cluster = replace(PROBLEM.cluster, nvme_path="/nvme")
     survey = space.survey(replace(PROBLEM, cluster=cluster))
@@ -150,7 +168,9 @@ def test_noise_hides_which_is_best_even_where_all_were_measured() -> None:
     def bound(spread: float) -> float:
         strategy = Guided(two, 0)
         for recipe in strategy.ask(2):
-            strategy.tell(Told(recipe=recipe, outcome=measured(math.exp(TRUTH[ROW[recipe]]), spread)))
+            strategy.tell(
+                Told(recipe=recipe, outcome=measured(math.exp(TRUTH[ROW[recipe]]), spread))
+            )
         outlook = strategy.outlook()
         assert outlook is not None
         return outlook.gap_at_most
@@ -160,16 +180,27 @@ def test_noise_hides_which_is_best_even_where_all_were_measured() -> None:
 
 
 @pytest.mark.parametrize("repeated", [False, True])
-def test_a_best_that_is_known_badly_is_not_close_to_the_best_of_the_space(*, repeated: bool) -> None:
-    """Its own probe says so, or another recipe's repeats; the formulas, which find it best too, may be wrong."""
+def test_a_best_that_is_known_badly_is_not_close_to_the_best_of_the_space(
+    *, repeated: bool
+) -> None:
+    """Its own probe says so, or another recipe's repeats; the formulas, which find it best too, may
+    be wrong.
+    """
 
     def gap(noise: float) -> float:
         kept = SURVEY.keep(np.array(RUNS, dtype=bool))
         strategy, ran = Guided(kept, 0), list(kept.recipes)
         top = max(ran, key=lambda recipe: PRIOR.log_speed[ROW[recipe]])
         for recipe in ran:
-            speed, spread = math.exp(PRIOR.log_speed[ROW[recipe]]), noise * (recipe == top and not repeated)
-            strategy.tell(Told(recipe=recipe, outcome=measured(speed * (1.3 if recipe == top else 1.0), spread)))
+            speed, spread = (
+                math.exp(PRIOR.log_speed[ROW[recipe]]),
+                noise * (recipe == top and not repeated),
+            )
+            strategy.tell(
+                Told(
+                    recipe=recipe, outcome=measured(speed * (1.3 if recipe == top else 1.0), spread)
+                )
+            )
         slowest = min(ran, key=lambda recipe: PRIOR.log_speed[ROW[recipe]])
         if repeated:
             speed = math.exp(PRIOR.log_speed[ROW[slowest]] - noise)
@@ -191,7 +222,9 @@ def test_remembered_outcomes_of_a_smaller_cluster_move_the_first_probe() -> None
         Evidence(
             problem=small,
             recipe=recipe,
-            outcome=measured(math.exp(prior.log_speed[row] - (0.7 if recipe.tensor_parallel == 1 else 0.0))),
+            outcome=measured(
+                math.exp(prior.log_speed[row] - (0.7 if recipe.tensor_parallel == 1 else 0.0))
+            ),
             origin="another campaign",
         )
         for row, recipe in enumerate(known.recipes)
@@ -205,13 +238,21 @@ def test_remembered_outcomes_of_a_smaller_cluster_move_the_first_probe() -> None
 
 def test_forecasts_at_a_larger_scale_may_be_far_too_fast_where_nobody_knows_the_network() -> None:
     cluster = replace(PROBLEM.cluster, device="of-my-own")
-    large, small = (replace(PROBLEM, cluster=replace(cluster, nodes=nodes)) for nodes in (PROBLEM.cluster.nodes, 1))
+    large, small = (
+        replace(PROBLEM, cluster=replace(cluster, nodes=nodes))
+        for nodes in (PROBLEM.cluster.nodes, 1)
+    )
     known = SPACE.survey(small).recipes
     speeds = prior_of(known, small).log_speed
     strategy = Guided(SPACE.survey(large), 0)
     strategy.remember(
         [
-            Evidence(problem=small, recipe=recipe, outcome=measured(math.exp(speed)), origin="on one node")
+            Evidence(
+                problem=small,
+                recipe=recipe,
+                outcome=measured(math.exp(speed)),
+                origin="on one node",
+            )
             for recipe, speed in zip(known[:8], speeds, strict=False)
         ]
     )
@@ -231,8 +272,12 @@ def test_what_a_search_learns_of_fitted_constants_is_what_their_fit_left_unknown
 
 
 def fitted(name: str, code: str, rows: int) -> Problem:
-    """The problem on a cluster whose file has a fit of a constant to what it is, ten times as sure as before."""
-    constant = FittedConstant(name=name, value=getattr(FITTED, name), deviation=DEVIATIONS[name] / 10)
+    """The problem on a cluster whose file has a fit of a constant to what it is, ten times as sure
+    as before.
+    """
+    constant = FittedConstant(
+        name=name, value=getattr(FITTED, name), deviation=DEVIATIONS[name] / 10
+    )
     error = ByPrecision(**{PROBLEM.precision: 0.05})
     fit = FittedCode(code=code, rows=rows, problems=5, nodes=1, error=error, constants=(constant,))
     return replace(PROBLEM, cluster=replace(PROBLEM.cluster, fitted=(fit,)))
@@ -253,15 +298,21 @@ def test_a_fit_of_a_cluster_file_gives_way_to_more_outcomes_alone() -> None:
         return strategy.forecasts(1)[0].tokens_per_s
 
     refitted = fastest(PROBLEM)
-    fewer, as_many = (fitted("elementwise", FRONTRUNNER.name, len(recipes) - less) for less in (1, 0))
+    fewer, as_many = (
+        fitted("elementwise", FRONTRUNNER.name, len(recipes) - less) for less in (1, 0)
+    )
     assert fastest(fewer) == pytest.approx(refitted)
     assert fastest(as_many) != pytest.approx(refitted, rel=1e-3)
 
 
-def test_another_model_s_outcomes_on_the_same_cluster_move_the_constants_and_another_code_s_do_not() -> None:
-    """A cluster with slower links and memory than stated: what is told of one model predicts another, unprobed."""
+def test_outcomes_of_another_model_move_the_constants_and_another_code_s_do_not() -> None:
+    """A cluster with slower links and memory than stated: what is told of one model predicts
+    another, unprobed.
+    """
     other = replace(PROBLEM, model=replace(PROBLEM.model, hidden=4096, ffn_hidden=16384))
-    slower = replace(PROBLEM.cluster, efficiencies={"memory": 0.6, "node_links": 0.45, "network_links": 0.35})
+    slower = replace(
+        PROBLEM.cluster, efficiencies={"memory": 0.6, "node_links": 0.45, "network_links": 0.35}
+    )
     recipes, truth = SPACE.survey(other).recipes[::9], {}
     for problem in (PROBLEM, other):
         survey = SPACE.survey(problem)
@@ -271,15 +322,26 @@ def test_another_model_s_outcomes_on_the_same_cluster_move_the_constants_and_ano
     def error(code: str, *, linear: bool = False) -> float:
         there = replace(other, software=replace(other.software, code=code))
         known = [
-            Evidence(problem=there, recipe=one, outcome=measured(math.exp(truth[4096][one])), origin="c")
+            Evidence(
+                problem=there, recipe=one, outcome=measured(math.exp(truth[4096][one])), origin="c"
+            )
             for one in recipes
         ]
         strategy = Guided(
-            SPACE.survey(PROBLEM), 0, prior_of(SPACE.survey(PROBLEM).recipes, PROBLEM) if linear else None
+            SPACE.survey(PROBLEM),
+            0,
+            prior_of(SPACE.survey(PROBLEM).recipes, PROBLEM) if linear else None,
         )
         strategy.remember(known)
         found = {one.recipe: one.tokens_per_s for one in strategy.forecasts(10**6)}
-        return float(np.mean([abs(math.log(speed) - truth[PROBLEM.model.hidden][one]) for one, speed in found.items()]))
+        return float(
+            np.mean(
+                [
+                    abs(math.log(speed) - truth[PROBLEM.model.hidden][one])
+                    for one, speed in found.items()
+                ]
+            )
+        )
 
     own = error(PROBLEM.software.code)
     assert own < 0.8 * error(PROBLEM.software.code, linear=True)
@@ -290,26 +352,47 @@ def test_a_remembered_failure_of_the_same_problem_is_not_run_into_again() -> Non
     first = Guided(SURVEY, 0).ask(1)[0]
     strategy = Guided(SURVEY, 0)
     failure = Failure(kind=FailureKind.OUT_OF_MEMORY, message="no")
-    strategy.remember([Evidence(problem=PROBLEM, recipe=first, outcome=failure, origin="sweep.csv")])
+    strategy.remember(
+        [Evidence(problem=PROBLEM, recipe=first, outcome=failure, origin="sweep.csv")]
+    )
     assert first not in strategy.ask(5)
 
 
 def test_a_remembered_measurement_that_is_told_as_an_answer_counts_once() -> None:
     rng = random.Random(1)
-    known = [(SURVEY.recipes[row], measured(math.exp(TRUTH[row] + rng.gauss(0, 0.06)))) for row in range(0, 60, 3)]
+    known = [
+        (SURVEY.recipes[row], measured(math.exp(TRUTH[row] + rng.gauss(0, 0.06))))
+        for row in range(0, 60, 3)
+    ]
     elsewhere = replace(PROBLEM, cluster=replace(PROBLEM.cluster, name="as it was called then"))
     cold, warm, renamed = Guided(SURVEY, 0), Guided(SURVEY, 0), Guided(SURVEY, 0)
-    warm.remember([Evidence(problem=PROBLEM, recipe=one, outcome=outcome, origin="c") for one, outcome in known])
-    renamed.remember([Evidence(problem=elsewhere, recipe=one, outcome=outcome, origin="c") for one, outcome in known])
+    warm.remember(
+        [
+            Evidence(problem=PROBLEM, recipe=one, outcome=outcome, origin="c")
+            for one, outcome in known
+        ]
+    )
+    renamed.remember(
+        [
+            Evidence(problem=elsewhere, recipe=one, outcome=outcome, origin="c")
+            for one, outcome in known
+        ]
+    )
     for strategy in (cold, warm, renamed):
         for one, outcome in known:
             strategy.tell(Told(recipe=one, outcome=outcome))
-    gains = [found.expected_improvement for one in (cold, warm, renamed) if (found := one.outlook()) is not None]
+    gains = [
+        found.expected_improvement
+        for one in (cold, warm, renamed)
+        if (found := one.outlook()) is not None
+    ]
     assert gains == [pytest.approx(gains[0], rel=1e-3)] * 3
 
 
 @pytest.mark.parametrize(("spread", "repeats"), [(0.08, True), (0.0, False)])
-def test_the_two_best_are_measured_again_where_noise_hides_their_order(spread: float, *, repeats: bool) -> None:
+def test_the_two_best_are_measured_again_where_noise_hides_their_order(
+    spread: float, *, repeats: bool
+) -> None:
     survey = SURVEY.keep(np.arange(3))
     strategy = Guided(survey, 0)
     for recipe, speed in zip(strategy.ask(3), (1000.0, 995.0, 700.0), strict=True):
@@ -338,12 +421,19 @@ def test_parallel_probes_spread_over_the_space() -> None:
     (first,) = strategy.ask(1)
     strategy.tell(Told(recipe=first, outcome=probe(first)))
     together = strategy.ask(6)
-    assert len({(one.tensor_parallel, one.pipeline_parallel, one.micro_batch_seqs) for one in together}) >= 3
+    assert (
+        len(
+            {(one.tensor_parallel, one.pipeline_parallel, one.micro_batch_seqs) for one in together}
+        )
+        >= 3
+    )
 
 
 def test_priors_are_used_as_given() -> None:
     prior: Prior = replace(
-        PRIOR, log_speed=np.where(np.arange(len(TRUTH)) == 7, 30.0, 5.0), log_fill=PRIOR.log_fill - 9
+        PRIOR,
+        log_speed=np.where(np.arange(len(TRUTH)) == 7, 30.0, 5.0),
+        log_fill=PRIOR.log_fill - 9,
     )
     assert Guided(SURVEY, 0, prior).ask(1) == [SURVEY.recipes[7]]
 
@@ -356,8 +446,12 @@ def test_the_seed_orders_what_the_predictions_cannot_tell_apart() -> None:
     assert Guided(SURVEY, 3, alike).ask(1) == Guided(SURVEY, 3, alike).ask(1)
 
 
-def test_of_a_large_space_the_best_and_an_even_selection_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the candidates are those of the highest estimates; the rest comes when the candidates are used up."""
+def test_of_a_large_space_the_best_and_an_even_selection_come_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of the candidates are those of the highest estimates; the rest comes when the candidates
+    are used up.
+    """
     monkeypatch.setattr("frontrunner.search.guided.strategy.MOST_ROWS", few := 10)
     strategy = Guided(SURVEY, 0)
     asked = strategy.ask(len(SURVEY.recipes))
@@ -385,7 +479,7 @@ def chosen_next(strategy: Guided) -> tuple[Recipe, Belief]:
     return recipe, proposed.belief
 
 
-def test_a_choice_tells_what_is_expected_of_the_fastest_recipe_that_should_run_at_each_place_of_the_map() -> None:
+def test_a_choice_tells_what_is_expected_at_each_place_of_the_map() -> None:
     fastest: dict[tuple[Choice, Choice], float] = {}
     for recipe, speed, fill in zip(SURVEY.recipes, PRIOR.log_speed, PRIOR.log_fill, strict=True):
         if fill < math.log(0.8):  # sure to fit
@@ -401,7 +495,9 @@ def test_a_choice_tells_what_is_expected_of_the_fastest_recipe_that_should_run_a
 
 
 def test_on_the_map_a_measured_recipe_counts_as_measured_and_a_failed_one_not_at_all() -> None:
-    survey = SPACE.with_choices(micro_batch_seqs=(1,), recompute=("full",), sharding=SPACE.sharding[:1]).survey(PROBLEM)
+    survey = SPACE.with_choices(
+        micro_batch_seqs=(1,), recompute=("full",), sharding=SPACE.sharding[:1]
+    ).survey(PROBLEM)
     strategy = Guided(survey, 0)
     first, _ = chosen_next(strategy)
     strategy.tell(Told(recipe=first, outcome=measured(123456.0)))
@@ -418,7 +514,11 @@ def test_on_the_map_a_measured_recipe_counts_as_measured_and_a_failed_one_not_at
 
 def test_a_map_of_too_many_places_or_of_one_dimension_has_no_belief() -> None:
     one = SPACE.with_choices(
-        **{name: values[:1] for name, values in SURVEY.dimensions.items() if name != "tensor_parallel"}
+        **{
+            name: values[:1]
+            for name, values in SURVEY.dimensions.items()
+            if name != "tensor_parallel"
+        }
     )
     (recipe,) = (strategy := Guided(one.survey(PROBLEM), 0)).ask(1)
     proposed = strategy.expected(recipe)

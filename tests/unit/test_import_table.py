@@ -1,4 +1,6 @@
-"""Importing a table: whose column is which, units that cannot be meant, and what becomes of each row."""
+"""Importing a table: whose column is which, units that cannot be meant, and what becomes of each
+row.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +18,34 @@ from frontrunner.views.columns import COLUMNS, briefly
 from support.imports import ROWS, row, write_table
 
 
-def imported(folder: Path, rows: Any = ROWS, rename: dict[str, str] | None = None, **options: Any) -> Import:
+def imported(
+    folder: Path, rows: Any = ROWS, rename: dict[str, str] | None = None, **options: Any
+) -> Import:
     table = write_table(folder / "sweep.csv", rows, rename)
     return api.import_table(table, store=str(folder / "s.db"), **options)
 
 
 def in_unit(factor: float) -> list[dict[str, Any]]:
-    return [one | {"step_time_s": one["step_time_s"] and one["step_time_s"] * factor} for one in ROWS]
+    return [
+        one | {"step_time_s": one["step_time_s"] and one["step_time_s"] * factor} for one in ROWS
+    ]
 
 
 def test_rows_become_outcomes_that_questions_show(tmp_path: Path) -> None:
     found = imported(tmp_path)
     assert (found.rows, found.taken_rows, found.known_rows, found.left_out) == (5, 5, 0, ())
-    assert [(one.campaign, one.rows, one.recipes, one.failed) for one in found.problems] == [("sweep", 5, 5, 1)]
+    assert [(one.campaign, one.rows, one.recipes, one.failed) for one in found.problems] == [
+        ("sweep", 5, 5, 1)
+    ]
     ranking = api.best("sweep", store=str(tmp_path / "s.db"))
     assert [one.standing.step_time_s_median for one in ranking] == [0.8, 0.9, 1.1, 1.2]
     assert {one.figures for one in ranking} == {"imported"}
     best = ranking[0]
-    assert (best.recipe.data_parallel, best.recipe.micro_batch_seqs, best.recipe.accumulation) == (8, 2, 4)
+    assert (best.recipe.data_parallel, best.recipe.micro_batch_seqs, best.recipe.accumulation) == (
+        8,
+        2,
+        4,
+    )
     assert best.standing.tokens_per_s == pytest.approx(64 * 2048 / 0.8)
     assert best.standing.peak_memory_bytes_max_rank == int(31.5 * 2**30)
     [failed] = api.failures("sweep", store=str(tmp_path / "s.db"))
@@ -87,7 +99,9 @@ def test_a_preview_names_campaigns_as_an_import_does(tmp_path: Path) -> None:
 
 
 def test_other_names_units_and_constants(tmp_path: Path) -> None:
-    rows = [{key: value for key, value in one.items() if key != "hardware"} for one in in_unit(1000.0)]
+    rows = [
+        {key: value for key, value in one.items() if key != "hardware"} for one in in_unit(1000.0)
+    ]
     rows[1]["peak_mem_gb"] = 31.5 * 1024
     form = TableForm(
         columns={"step_time_s": "iter: ms:ms", "tp": "TP", "peak_mem_gb": "mem:MiB"},
@@ -104,7 +118,10 @@ def test_other_names_units_and_constants(tmp_path: Path) -> None:
 
 
 def test_rows_of_several_problems_become_a_campaign_each(tmp_path: Path) -> None:
-    found = imported(tmp_path, (*ROWS, row(1, 1, 0.5, gpus=16, dp=16), row(1, 1, 0.9, model="other", hidden=1024)))
+    found = imported(
+        tmp_path,
+        (*ROWS, row(1, 1, 0.5, gpus=16, dp=16), row(1, 1, 0.9, model="other", hidden=1024)),
+    )
     names = {one.campaign: one.rows for one in found.problems}
     assert names == {
         "sweep-llama-1b-8x-s2048-b64": 5,
@@ -144,9 +161,9 @@ def test_rows_that_disagree_are_kept_as_repeats_and_said(tmp_path: Path) -> None
     [repeats] = found.disagreeing
     assert (repeats.rows, repeats.step_times_s) == ((5, 7), (1.1, 1.9))
     ranking = api.best("sweep", store=str(tmp_path / "s.db"))
-    assert {one.standing.step_time_s_median: one.standing.repeats for one in ranking} == pytest.approx(
-        {0.8: 1, 0.91: 2, 1.2: 1, 1.5: 2}
-    )
+    assert {
+        one.standing.step_time_s_median: one.standing.repeats for one in ranking
+    } == pytest.approx({0.8: 1, 0.91: 2, 1.2: 1, 1.5: 2})
 
 
 MISTAKES: dict[str, tuple[Any, dict[str, str], TableForm, str, str]] = {
@@ -171,14 +188,62 @@ MISTAKES: dict[str, tuple[Any, dict[str, str], TableForm, str, str]] = {
         "peak_mem_gb in GiB cannot be meant: every peak is 398 times",
         "--column peak_mem_gb=peak_mem_gb:UNIT",
     ),
-    "unknown column": (ROWS, {"step_time_s": "step_time"}, TableForm(), "not of the table form: step_time", "--column"),
-    "unknown name": (ROWS, {}, TableForm(columns={"step": "x"}), "column of the table form before the =", ""),
-    "unknown unit": (ROWS, {}, TableForm(columns={"step_time_s": "step_time_s:msec"}), "s, ms, us, min", "'ms'"),
-    "no such column": (ROWS, {}, TableForm(columns={"tp": "hiden"}), "after the =", "did you mean 'hidden'"),
-    "nothing to ignore": (ROWS, {}, TableForm(ignore=("sed",)), '--ignore = "sed"', "did you mean 'seq'"),
-    "given twice": (ROWS, {}, TableForm(constants={"seq": "1"}), "the table has a column seq", "--ignore seq"),
-    "named twice": (ROWS, {}, TableForm(columns={"seq": "seq"}, constants={"seq": "1"}), "seq is given twice", ""),
-    "a column is missing": (ROWS, {"seq": "note"}, TableForm(), "the table has no column seq", "--set seq=NUMBER"),
+    "unknown column": (
+        ROWS,
+        {"step_time_s": "step_time"},
+        TableForm(),
+        "not of the table form: step_time",
+        "--column",
+    ),
+    "unknown name": (
+        ROWS,
+        {},
+        TableForm(columns={"step": "x"}),
+        "column of the table form before the =",
+        "",
+    ),
+    "unknown unit": (
+        ROWS,
+        {},
+        TableForm(columns={"step_time_s": "step_time_s:msec"}),
+        "s, ms, us, min",
+        "'ms'",
+    ),
+    "no such column": (
+        ROWS,
+        {},
+        TableForm(columns={"tp": "hiden"}),
+        "after the =",
+        "did you mean 'hidden'",
+    ),
+    "nothing to ignore": (
+        ROWS,
+        {},
+        TableForm(ignore=("sed",)),
+        '--ignore = "sed"',
+        "did you mean 'seq'",
+    ),
+    "given twice": (
+        ROWS,
+        {},
+        TableForm(constants={"seq": "1"}),
+        "the table has a column seq",
+        "--ignore seq",
+    ),
+    "named twice": (
+        ROWS,
+        {},
+        TableForm(columns={"seq": "seq"}, constants={"seq": "1"}),
+        "seq is given twice",
+        "",
+    ),
+    "a column is missing": (
+        ROWS,
+        {"seq": "note"},
+        TableForm(),
+        "the table has no column seq",
+        "--set seq=NUMBER",
+    ),
     "no usable row": ([row(3, 1, 0.9)], {}, TableForm(), "none of the 1 rows", ""),
 }
 
@@ -231,7 +296,9 @@ def test_rows_without_hardware_are_of_the_given_cluster(tmp_path: Path) -> None:
     assert mfu is not None
     assert slower is not None
     assert mfu < slower, "the same speed is a smaller share of a faster device's peak"
-    elsewhere = imported(tmp_path / "other", (*ROWS, row(4, 1, 1.0)), cluster="dgx-a100-80gb", name="mine")
+    elsewhere = imported(
+        tmp_path / "other", (*ROWS, row(4, 1, 1.0)), cluster="dgx-a100-80gb", name="mine"
+    )
     assert (elsewhere.taken_rows, elsewhere.known_rows) == (1, 5)
     with pytest.raises(InvalidInput, match="measured on a100-80gb, not on h100"):
         imported(tmp_path / "other", cluster="dgx-h100")

@@ -1,4 +1,6 @@
-"""Manifests for Kubernetes: what the interfaces of Kubernetes, JobSet and KubeRay require, and what they start."""
+"""Manifests for Kubernetes: what the interfaces of Kubernetes, JobSet and KubeRay require, and what
+they start.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TEXT = TrainingData(path="/shared/text/corpus.bin", size_bytes=3 * 2**40, head_sha256="0" * 64)
 
 
-def recipe_file(folder: Path, *, backend: str = "cuda", data: TrainingData = TEXT, devices: int = 16) -> str:
+def recipe_file(
+    folder: Path, *, backend: str = "cuda", data: TrainingData = TEXT, devices: int = 16
+) -> str:
     spec = read_campaign_file(EXAMPLES / "sites" / "slurm.toml").spec
     problem = replace(spec.problem, cluster=replace(spec.problem.cluster, backend=backend))
     recipe = Recipe(devices=devices, micro_batch_seqs=1, accumulation=64 // devices)
@@ -53,7 +57,11 @@ def documents(text: str) -> dict[str, Any]:
 def differences(given: Any, known: Any, place: str = "") -> list[str]:
     """Where a published model does not give a manifest's values back: keys that it lacks."""
     if isinstance(given, dict) and isinstance(known, dict):
-        return [line for key in given for line in differences(given[key], known.get(key), f"{place}.{key}")]
+        return [
+            line
+            for key in given
+            for line in differences(given[key], known.get(key), f"{place}.{key}")
+        ]
     if isinstance(given, list) and isinstance(known, list) and len(given) == len(known):
         pairs = enumerate(zip(given, known, strict=True))
         return [line for number, pair in pairs for line in differences(*pair, f"{place}[{number}]")]
@@ -61,7 +69,9 @@ def differences(given: Any, known: Any, place: str = "") -> list[str]:
 
 
 def check(kind: str, document: Any) -> None:
-    """Hold a document against a model of Kubeflow's package, of JobSet and of Kubernetes itself: their keys."""
+    """Hold a document against a model of Kubeflow's package, of JobSet and of Kubernetes itself:
+    their keys.
+    """
     models = pytest.importorskip("kubeflow_trainer_api.models")
     found = getattr(models, kind).from_dict(document)
     assert differences(document, found.to_dict()) == []
@@ -80,7 +90,9 @@ def test_a_job_set_and_its_pods_are_of_the_published_api(tmp_path: Path) -> None
     for document in found.values():
         require_valid(document)
     check("JobsetV1alpha2JobSet", found["JobSet"])
-    misspelled = found["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    misspelled = found["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"][
+        "spec"
+    ]
     misspelled["volumes"][0]["configmap"] = misspelled["volumes"][0].pop("configMap")
     with pytest.raises(AssertionError, match=r"volumes\[0\].configmap"):
         check("JobsetV1alpha2JobSet", found["JobSet"])
@@ -119,7 +131,9 @@ POD = f"{JOB}.template.spec.template.spec"
         ("PersistentVolumeClaim", "spec.accessModes", ["ReadWriteAll"]),
     ],
 )
-def test_what_the_api_would_refuse_is_noticed(kind: str, path: str, value: Any, tmp_path: Path) -> None:
+def test_what_the_api_would_refuse_is_noticed(
+    kind: str, path: str, value: Any, tmp_path: Path
+) -> None:
     document = deepcopy(job_set(tmp_path)[0][kind])
     set_to(document, path, value)
     with pytest.raises(ValidationError):
@@ -132,7 +146,10 @@ def test_a_job_set_s_names_lead_to_its_volume_its_recipe_and_its_first_node(tmp_
     job = spec["replicatedJobs"][0]
     volumes = {one["name"]: one for one in job["template"]["spec"]["template"]["spec"]["volumes"]}
     assert volumes["recipe"]["configMap"]["name"] == found["ConfigMap"]["metadata"]["name"]
-    assert volumes["volume"]["persistentVolumeClaim"]["claimName"] == found["PersistentVolumeClaim"]["metadata"]["name"]
+    assert (
+        volumes["volume"]["persistentVolumeClaim"]["claimName"]
+        == found["PersistentVolumeClaim"]["metadata"]["name"]
+    )
     assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes)
     assert container["command"][-1].rpartition("/")[2] in found["ConfigMap"]["data"]
     first = next(one["value"] for one in container["env"] if one["name"] == "FIRST_NODE")
@@ -149,7 +166,9 @@ def test_a_job_set_s_names_lead_to_its_volume_its_recipe_and_its_first_node(tmp_
         ("xpu", 8, "gpu.intel.com/i915", 1),
     ],
 )
-def test_each_pod_takes_a_node_s_devices(backend: str, devices: int, resource: str, nodes: int, tmp_path: Path) -> None:
+def test_each_pod_takes_a_node_s_devices(
+    backend: str, devices: int, resource: str, nodes: int, tmp_path: Path
+) -> None:
     found, container = job_set(tmp_path, backend=backend, devices=devices)
     per_node = devices // nodes
     assert container["resources"]["limits"] == {resource: per_node}
@@ -163,14 +182,18 @@ def test_the_volume_holds_data_and_checkpoints_and_data_keep_their_paths(tmp_pat
     size = found["PersistentVolumeClaim"]["spec"]["resources"]["requests"]["storage"]
     parameters = read(tmp_path / "recipe.json").problem.model.parameters
     assert int(size.removesuffix("Gi")) == -(-(TEXT.size_bytes + 3 * 12 * parameters) // 2**30)
-    assert {"name": "volume", "mountPath": "/shared/text", "subPath": "data-0"} in container["volumeMounts"]
+    assert {"name": "volume", "mountPath": "/shared/text", "subPath": "data-0"} in container[
+        "volumeMounts"
+    ]
     (built_in,) = training_data(DataSettings())
     _, container = job_set(tmp_path, data=built_in)
     assert not [mount for mount in container["volumeMounts"] if "subPath" in mount]
 
 
 def test_a_backend_without_a_trainer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r'cluster\.backend = "hpu": expected one of cpu, cuda, rocm, xpu'):
+    with pytest.raises(
+        InvalidInput, match=r'cluster\.backend = "hpu": expected one of cpu, cuda, rocm, xpu'
+    ):
         job_set(tmp_path, backend="hpu")
 
 
@@ -181,7 +204,10 @@ def test_the_example_of_a_ray_cluster_is_of_the_published_api_and_fits_its_campa
     job = found["RayJob"]["spec"]
     pins = re.findall(r"^ray==(\S+)$", (EXAMPLES.parent / "constraints.txt").read_text(), re.M)
     assert job["rayClusterSpec"]["rayVersion"] == pins[0]
-    head, (workers,) = job["rayClusterSpec"]["headGroupSpec"], job["rayClusterSpec"]["workerGroupSpecs"]
+    head, (workers,) = (
+        job["rayClusterSpec"]["headGroupSpec"],
+        job["rayClusterSpec"]["workerGroupSpecs"],
+    )
     for group in (head, workers):
         check("IoK8sApiCoreV1PodTemplateSpec", group["template"])
     spec = read_campaign_file(EXAMPLES / "kubernetes" / "campaign.toml").spec
@@ -196,11 +222,16 @@ def test_the_example_of_a_ray_cluster_is_of_the_published_api_and_fits_its_campa
     }
     shell, script, file = job["entrypoint"].split()
     assert (shell, Path(script).name) == ("bash", *found["ConfigMap"]["data"])
-    assert mounted[str(Path(script).parent)]["configMap"]["name"] == found["ConfigMap"]["metadata"]["name"]
+    assert (
+        mounted[str(Path(script).parent)]["configMap"]["name"]
+        == found["ConfigMap"]["metadata"]["name"]
+    )
     assert str(Path(file).parent) in mounted
 
 
-@pytest.mark.parametrize(("status", "expected"), [(0, 0), (2, 0), (6, 0), (1, 1), (75, 75), (137, 137)])
+@pytest.mark.parametrize(
+    ("status", "expected"), [(0, 0), (2, 0), (6, 0), (1, 1), (75, 75), (137, 137)]
+)
 def test_the_example_s_driver_fails_only_where_another_cluster_may_help(
     status: int, expected: int, tmp_path: Path
 ) -> None:

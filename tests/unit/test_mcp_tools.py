@@ -1,4 +1,6 @@
-"""Tools for agents, called by a client of the protocol: in process, and over the pipes of the command."""
+"""Tools for agents, called by a client of the protocol: in process, and over the pipes of the
+command.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def names_of(store: LocalStore, *, allow_launch: bool) -> set[str]:
         async with Client(tools_server(store, allow_launch=allow_launch)) as client:
             tools = (await client.list_tools()).tools
         assert all(tool.description and tool.annotations for tool in tools)
-        changing = {tool.name for tool in tools if tool.annotations and not tool.annotations.read_only_hint}
+        changing = {
+            tool.name for tool in tools if tool.annotations and not tool.annotations.read_only_hint
+        }
         assert changing == (RUNNING if allow_launch else set())
         return {tool.name for tool in tools}
 
@@ -83,11 +87,15 @@ def test_answers_are_those_of_the_python_functions(store: LocalStore, tmp_path: 
         is_error, text = call(store, tool, arguments)
         assert not is_error, text
         assert json.loads(text) == as_plain(expected), tool
-    assert json.loads(call(store, "plan", {"campaign_file": sections, "top": 2})[1]) == as_plain(plan)
+    assert json.loads(call(store, "plan", {"campaign_file": sections, "top": 2})[1]) == as_plain(
+        plan
+    )
 
 
 @pytest.mark.parametrize(("tool", "arguments"), [("plan", {"top": 1}), ("advise", {})])
-def test_an_answer_fits_in_an_agents_context(tool: str, arguments: Mapping[str, Any], store: LocalStore) -> None:
+def test_an_answer_fits_in_an_agents_context(
+    tool: str, arguments: Mapping[str, Any], store: LocalStore
+) -> None:
     is_error, text = call(store, tool, arguments | {"campaign_file": str(STUDY)})
     assert not is_error, text
     assert len(text) < 8_000
@@ -98,7 +106,11 @@ def test_an_answer_fits_in_an_agents_context(tool: str, arguments: Mapping[str, 
     [
         ("best", {"campaign": "frist"}, "there is no campaign 'frist'"),
         ("best", {"top": 0}, "top = 0: expected 1 to 100"),
-        ("export", {"recipe_id": "deadbeef", "to": "megatron"}, '--to = "megatron": expected one of'),
+        (
+            "export",
+            {"recipe_id": "deadbeef", "to": "megatron"},
+            '--to = "megatron": expected one of',
+        ),
         ("plan", {"campaign_file": {"model": {"layres": 2}}}, "unknown key model.layres"),
     ],
 )
@@ -113,7 +125,15 @@ def test_a_mistake_is_a_message_with_the_next_step(
 
 def test_a_campaign_is_launched_and_read_over_the_command_s_pipes(tmp_path: Path) -> None:
     written(tmp_path / "small.toml", campaign_toml({"budget.probes": "2"}))
-    command = ["-P", "-m", "frontrunner.cli", "mcp", "--allow-launch", "--store", str(tmp_path / "s.db")]
+    command = [
+        "-P",
+        "-m",
+        "frontrunner.cli",
+        "mcp",
+        "--allow-launch",
+        "--store",
+        str(tmp_path / "s.db"),
+    ]
     server = StdioServerParameters(command=sys.executable, args=command, cwd=tmp_path)
 
     async def drive() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -126,7 +146,9 @@ def test_a_campaign_is_launched_and_read_over_the_command_s_pipes(tmp_path: Path
 
             launched = await answer("launch", campaign_file="small.toml")
             until = time.monotonic() + 60
-            while (status := await answer("status", campaign=launched["campaign"]))["campaign"]["state"] != "finished":
+            while (status := await answer("status", campaign=launched["campaign"]))["campaign"][
+                "state"
+            ] != "finished":
                 assert time.monotonic() < until, status
                 await asyncio.sleep(0.2)
             return launched, status

@@ -1,4 +1,6 @@
-"""Clusters of several node types: what a recipe of one group is, costs and may be, and what is refused."""
+"""Clusters of several node types: what a recipe of one group is, costs and may be, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ SURVEY = SPEC.survey()
 A100, H100 = SPEC.problem.by_group.values()
 PRICES = {"a100": 4 * 12, "h100": 2 * 40}
 """Of all nodes of a group for an hour."""
-GROUPS = [{"name": "small"}, {"name": "large", "devices_per_node": 4, "nodes": 2, "memory_gib_per_device": 4}]
+GROUPS = [
+    {"name": "small"},
+    {"name": "large", "devices_per_node": 4, "nodes": 2, "memory_gib_per_device": 4},
+]
 
 
 def grouped(*groups: Table, **sections: Any) -> CampaignSpec:
@@ -58,22 +63,40 @@ def test_a_group_inherits_what_is_said_of_all_and_not_of_another_device() -> Non
     assert (small.device, small.nodes, small.devices_per_node) == ("test-cpu", 1, 2)
     assert (large.device, large.devices, large.memory_gib_per_device) == ("test-cpu", 8, 4)
     groups = [{"name": "own", "device": "h100-80gb", "backend": "cuda"}, {"name": "shared"}]
-    stated = {"cluster": {"peak_tflops": {"fp32": 1.0}, "nvme_path": "/fast", "efficiencies": {"memory": 0.5}}}
+    stated = {
+        "cluster": {
+            "peak_tflops": {"fp32": 1.0},
+            "nvme_path": "/fast",
+            "efficiencies": {"memory": 0.5},
+        }
+    }
     own, shared = grouped(*groups, **stated).problem.cluster.group
-    assert (own.peak_tflops.bf16, own.nvme_path, own.efficiencies) == (H100.cluster.peak_tflops.bf16, "/fast", {})
+    assert (own.peak_tflops.bf16, own.nvme_path, own.efficiencies) == (
+        H100.cluster.peak_tflops.bf16,
+        "/fast",
+        {},
+    )
     assert (shared.peak_tflops.fp32, shared.efficiencies) == (1.0, {"memory": 0.5})
 
 
 def test_the_whole_is_a_summary_of_its_groups() -> None:
     whole = SPEC.problem.cluster
-    assert (whole.name, whole.device, whole.nodes, whole.devices) == ("two-node-types", "a100-80gb + h100-80gb", 6, 48)
+    assert (whole.name, whole.device, whole.nodes, whole.devices) == (
+        "two-node-types",
+        "a100-80gb + h100-80gb",
+        6,
+        48,
+    )
     assert whole.describe() == "a100: 4 nodes of 8 x a100-80gb, h100: 2 nodes of 8 x h100-80gb"
     assert (whole.parts(), A100.cluster.parts()) == (whole.group, (A100.cluster,))
     assert load_json(CampaignSpec, dump_json(SPEC), what="spec") == SPEC
 
 
 def test_a_space_has_the_recipes_of_each_group_by_itself() -> None:
-    alone = {name: replace(SPEC, problem=own).survey().recipes for name, own in (("a100", A100), ("h100", H100))}
+    alone = {
+        name: replace(SPEC, problem=own).survey().recipes
+        for name, own in (("a100", A100), ("h100", H100))
+    }
     for name, recipes in alone.items():
         assert of_group(name) == [replace(recipe, group=name) for recipe in recipes]
     assert len(SURVEY.recipes) == sum(map(len, alone.values()))
@@ -91,7 +114,9 @@ def test_a_space_has_the_recipes_of_each_group_by_itself() -> None:
     ],
 )
 def test_a_recipe_is_legal_within_its_group(changes: dict[str, Any], code: str) -> None:
-    recipe = next(one for one in of_group("h100") if one.micro_batch_seqs == 1 and one.data_parallel == 16)
+    recipe = next(
+        one for one in of_group("h100") if one.micro_batch_seqs == 1 and one.data_parallel == 16
+    )
     reason = why_illegal(replace(recipe, **changes), SPEC.problem)
     assert reason is not None
     assert reason.code == code
@@ -104,7 +129,9 @@ def test_identity_is_as_without_groups_where_there_are_none() -> None:
     assert recipe_id(SPEC.problem, recipe) == recipe_id(H100, recipe)
     assert len({recipe_id(H100, plain), recipe_id(SPEC.problem, recipe)}) == 2
     # Two groups of equal nodes but for price or network are told apart.
-    twins = grouped({"name": "spot", "price_per_node_hour": 1}, {"name": "reserved", "price_per_node_hour": 3})
+    twins = grouped(
+        {"name": "spot", "price_per_node_hour": 1}, {"name": "reserved", "price_per_node_hour": 3}
+    )
     ids = {recipe_id(twins.problem, one) for one in twins.survey().recipes}
     assert len(ids) == len(twins.survey().recipes) == 2 * len(spec_of(tiny()).survey().recipes)
     assert repr(recipe) == repr(plain)  # of which simulated outcomes are made
@@ -121,7 +148,9 @@ def test_estimates_are_those_of_the_group_alone() -> None:
         np.testing.assert_array_equal(prior.log_fill[places], judged.log_fill)
         np.testing.assert_array_equal(prior.slopes[places], judged.slopes)
         assert rows[places[0]] == alone[0]
-        assert simulate(of_group(name)[0], SPEC_SETUP) == simulate(of_group(name)[0], SPEC_SETUP.by_group[name])
+        assert simulate(of_group(name)[0], SPEC_SETUP) == simulate(
+            of_group(name)[0], SPEC_SETUP.by_group[name]
+        )
 
 
 SPEC_SETUP = replace(SPEC, run_root="/runs").probe_setup()
@@ -149,7 +178,9 @@ def test_the_cheapest_recipe_is_of_another_group_than_the_fastest(tmp_path: Path
     assert (file.problem.cluster, file.recipe.group) == (A100.cluster, "a100")
     assert (
         "group"
-        not in json.loads(exported(LocalStore(url), found.recipe_id, to="recipe"))["content"]["problem"]["cluster"]
+        not in json.loads(exported(LocalStore(url), found.recipe_id, to="recipe"))["content"][
+            "problem"
+        ]["cluster"]
     )
     table = frontrunner.dataframe(store=url)
     assert set(table["group"]) == {"a100", "h100"}
@@ -173,12 +204,23 @@ def test_advice_weighs_the_groups() -> None:
 
 
 def dispatched(**groups: Table) -> Table:
-    return {"backend": "parsl", "scheduler": "slurm", "walltime": "01:00:00", "queue": "all", "group": groups}
+    return {
+        "backend": "parsl",
+        "scheduler": "slurm",
+        "walltime": "01:00:00",
+        "queue": "all",
+        "group": groups,
+    }
 
 
 def test_each_group_requests_nodes_in_its_own_way() -> None:
-    spec = grouped(evaluator="probe", dispatch=dispatched(large={"constraint": "big", "queue": "long"}))
-    asked = {name: one.dispatch for name, one in replace(spec, run_root="/r").probe_setup().by_group.items()}
+    spec = grouped(
+        evaluator="probe", dispatch=dispatched(large={"constraint": "big", "queue": "long"})
+    )
+    asked = {
+        name: one.dispatch
+        for name, one in replace(spec, run_root="/r").probe_setup().by_group.items()
+    }
     assert {name: (one.queue, one.constraint) for name, one in asked.items()} == {
         "small": ("all", None),
         "large": ("long", "big"),
@@ -188,8 +230,13 @@ def test_each_group_requests_nodes_in_its_own_way() -> None:
 def test_a_walltime_of_all_is_needed_only_where_a_group_has_none() -> None:
     own = {"small": {"walltime": "01:00:00"}, "large": {"walltime": "02:00:00"}}
     spec = grouped(evaluator="probe", dispatch=dispatched(**own) | {"walltime": None})
-    assert {name: spec.dispatch.of_group(name).walltime_s for name in own} == {"small": 3600.0, "large": 7200.0}
-    with pytest.raises(InvalidInput, match=r"group\.small: dispatch\.walltime is missing: expected \"HH:MM:00\""):
+    assert {name: spec.dispatch.of_group(name).walltime_s for name in own} == {
+        "small": 3600.0,
+        "large": 7200.0,
+    }
+    with pytest.raises(
+        InvalidInput, match=r"group\.small: dispatch\.walltime is missing: expected \"HH:MM:00\""
+    ):
         grouped(evaluator="probe", dispatch=dispatched(large=own["large"]) | {"walltime": None})
 
 
@@ -202,14 +249,35 @@ def test_a_misspelled_name_of_a_group_is_suggested() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: grouped({"name": "a"}, {"name": "a"}), r'cluster\.group\.name = "a": expected a name of its own'),
-        (lambda: grouped({"nodes": 2}), r"cluster\.group\.name is missing: expected a name for each group"),
+        (
+            lambda: grouped({"name": "a"}, {"name": "a"}),
+            r'cluster\.group\.name = "a": expected a name of its own',
+        ),
+        (
+            lambda: grouped({"nodes": 2}),
+            r"cluster\.group\.name is missing: expected a name for each group",
+        ),
         (lambda: grouped({"name": "a", "nods": 2}), r"group a: unknown key cluster\.nods"),
-        (lambda: grouped({"name": "a", "group": [{"name": "b"}]}), r"cluster\.group = .*: expected tables"),
-        (lambda: grouped(space={"group": ["b"]}).survey(), r'space\.group = "b": expected one of small, large'),
-        (lambda: spec_of(tiny(space={"group": ["b"]})).survey(), r"no entry: the cluster has no groups"),
-        (lambda: grouped(search={"strategy": "guided", "probe_nodes": 1}), r"probe_nodes = 1: expected no entry with"),
-        (lambda: grouped(search={"objectives": ["tokens_per_cost"]}), r"group\.price_per_node_hour beside it"),
+        (
+            lambda: grouped({"name": "a", "group": [{"name": "b"}]}),
+            r"cluster\.group = .*: expected tables",
+        ),
+        (
+            lambda: grouped(space={"group": ["b"]}).survey(),
+            r'space\.group = "b": expected one of small, large',
+        ),
+        (
+            lambda: spec_of(tiny(space={"group": ["b"]})).survey(),
+            r"no entry: the cluster has no groups",
+        ),
+        (
+            lambda: grouped(search={"strategy": "guided", "probe_nodes": 1}),
+            r"probe_nodes = 1: expected no entry with",
+        ),
+        (
+            lambda: grouped(search={"objectives": ["tokens_per_cost"]}),
+            r"group\.price_per_node_hour beside it",
+        ),
         (
             lambda: prepare(grouped(evaluator="probe")),
             r'dispatch\.backend is missing: expected "parsl" or "ray", which get',
@@ -218,12 +286,23 @@ def test_a_misspelled_name_of_a_group_is_suggested() -> None:
             lambda: grouped(dispatch=dispatched(b={"queue": "x"})),
             r'dispatch\.group = "b": expected one of small, large',
         ),
-        (lambda: grouped(dispatch=dispatched(large={"walltime": "2h"})), r"group\.large: dispatch\.walltime"),
         (
-            lambda: grouped(dispatch={"backend": "ray", "group": {"large": {"resources": {"big": 1}}}}),
-            r"dispatch\.group\.small\.resources is missing: expected an entry: the resource of Ray by which",
+            lambda: grouped(dispatch=dispatched(large={"walltime": "2h"})),
+            r"group\.large: dispatch\.walltime",
         ),
-        (lambda: frontrunner.scaling(EXAMPLE, [1, 2]), r'space\.group = .*: expected one of them, as "a100"'),
+        (
+            lambda: grouped(
+                dispatch={"backend": "ray", "group": {"large": {"resources": {"big": 1}}}}
+            ),
+            (
+                r"dispatch\.group\.small\.resources is missing: expected an entry: the resource of"
+                r" Ray by which"
+            ),
+        ),
+        (
+            lambda: frontrunner.scaling(EXAMPLE, [1, 2]),
+            r'space\.group = .*: expected one of them, as "a100"',
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(make: Callable[[], object], message: str) -> None:
@@ -274,7 +353,9 @@ def test_a_group_without_nodes_keeps_no_other_from_going_on(tmp_path: Path) -> N
 
 
 def test_configurations_of_other_tools_are_of_one_group(tmp_path: Path) -> None:
-    recipe = next(one for one in of_group("h100") if one.sharding_name == "zero-1" and one.recompute == "none")
+    recipe = next(
+        one for one in of_group("h100") if one.sharding_name == "zero-1" and one.recompute == "none"
+    )
     path = tmp_path / "train.sh"
     path.write_text(tool_named("megatron-lm").render(H100, recipe, ()), encoding="utf-8")
     found = import_config(path, tool="megatron-lm", campaign=EXAMPLE, stated={"group": "h100"})
@@ -287,5 +368,7 @@ def test_constants_are_fitted_to_one_group(tmp_path: Path) -> None:
     url, spec = str(tmp_path / "s.db"), grouped(evaluator="probe")
     with open_store(url) as store:
         create(store, spec, len(spec.survey().recipes))
-    with pytest.raises(InvalidInput, match=r"cluster is missing: expected a cluster with the device"):
+    with pytest.raises(
+        InvalidInput, match=r"cluster is missing: expected a cluster with the device"
+    ):
         frontrunner.fit_campaign(store=url)

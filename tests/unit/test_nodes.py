@@ -1,4 +1,6 @@
-"""Which nodes are set aside: what attempts say of them, when that is enough, and when they are used again."""
+"""Which nodes are set aside: what attempts say of them, when that is enough, and when they are used
+again.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ BEGAN = datetime(2026, 11, 24, tzinfo=UTC)
 
 
 class Noted:
-    """A ledger that is told of attempts a minute apart: their nodes, of which a name with ! has trouble."""
+    """A ledger that is told of attempts a minute apart: their nodes, of which a name with ! has
+    trouble.
+    """
 
     def __init__(self, **settings: Any) -> None:
         self.ledger = NodeLedger(**settings)
@@ -36,7 +40,9 @@ class Noted:
     def now(self) -> str:
         return timestamp(BEGAN + timedelta(minutes=self.minutes))
 
-    def __call__(self, nodes: str, kind: FailureKind | None = None, trial: int | None = None) -> list[str]:
+    def __call__(
+        self, nodes: str, kind: FailureKind | None = None, trial: int | None = None
+    ) -> list[str]:
         """Return the nodes that the attempt sets aside."""
         self.minutes += 1
         names = tuple(name.rstrip("!") for name in nodes.split())
@@ -53,7 +59,10 @@ def test_a_node_that_lost_two_attempts_in_a_row_is_set_aside_with_its_evidence()
     assert noted("b!", LOST) == ["b"]
     aside = noted.ledger.aside["b"]
     assert [(one.trial, one.kind) for one in aside.troubles] == [(2, "lost"), (3, "lost")]
-    assert "node b is set aside since 2026-11-24 00:03, until a check after 2026-11-24 00:33" in str(aside)
+    assert (
+        "node b is set aside since 2026-11-24 00:03, until a check after 2026-11-24 00:33"
+        in str(aside)
+    )
     assert "probe 2 lost at 00:02: why; probe 3 lost at 00:03: why" in str(aside)
 
 
@@ -77,7 +86,9 @@ def test_load_on_all_nodes_sets_none_aside() -> None:
     noted = Noted()
     assert [noted(name) for name in ("a!", "b!", "a!", "b!")] == [[]] * 4
     noted = Noted()
-    assert [noted(name) for name in ("a", "b", "a!", "b!", "a!", "b!")] == [[]] * 6, "what they did before says nothing"
+    assert [noted(name) for name in ("a", "b", "a!", "b!", "a!", "b!")] == [[]] * 6, (
+        "what they did before says nothing"
+    )
     assert noted("a") == ["b"]
 
 
@@ -168,12 +179,15 @@ def step(folder: Path, **reports: Any) -> None:
     made = StepFolder(folder)
     made.prepare(2)
     Step(
-        token="t", run_folder=str(folder), world_size=2, nodes=2, ranks_per_node=1, engines=(), environment={},
+        token="t", run_folder=str(folder), world_size=2, nodes=2, ranks_per_node=1, engines=(),
+        environment={},
         deadline_s=60.0, lifeline="", silence_s=60.0, hosts=("n1.site", "n2.site"),
     ).write()  # fmt: skip
     for name, values in reports.items():
         made.write_report(
-            NodeReport(**{"node": int(name[1:]) - 1, "host": name, "running": True, "ended": True} | values)
+            NodeReport(
+                **{"node": int(name[1:]) - 1, "host": name, "running": True, "ended": True} | values
+            )
         )
 
 
@@ -195,16 +209,28 @@ SLOW = Telemetry(slowed_by=("", "temperature"))
         ({"n2": PEER}, failed(LOST), {"n1.site": "its agent did not begin"}),
         ({"n1": {}, "n2": {"trouble": "no port"}}, failed(LOST), {"n2.site": "no port"}),
         ({"n1": {}, "n2": {"ended": False}}, failed(LOST), {"n2.site": "its agent vanished"}),
-        ({"n1": {}, "n2": {}}, failed(LOST), dict.fromkeys(("n1.site", "n2.site"), "the launcher ended")),
+        (
+            {"n1": {}, "n2": {}},
+            failed(LOST),
+            dict.fromkeys(("n1.site", "n2.site"), "the launcher ended"),
+        ),
         ({"n1": {}, "n2": {"interrupted": "SIGTERM"}}, failed(LOST), {}),
         (
             {"n1": TERMINATED, "n2": {"ended": False, "statuses": {1: -9}}},
             failed(LOST),
             {"n2.site": "its agent vanished"},
         ),
-        ({"n1": TERMINATED | {"running": False}}, failed(LOST), {"n2.site": "its agent did not begin"}),
+        (
+            {"n1": TERMINATED | {"running": False}},
+            failed(LOST),
+            {"n2.site": "its agent did not begin"},
+        ),
         ({"n1": TERMINATED, "n2": {"interrupted": "SIGTERM"}}, failed(HUNG), {}),
-        ({"n1": {}, "n2": {}}, failed(HUNG), dict.fromkeys(("n1.site", "n2.site"), "the launcher ended")),
+        (
+            {"n1": {}, "n2": {}},
+            failed(HUNG),
+            dict.fromkeys(("n1.site", "n2.site"), "the launcher ended"),
+        ),
         (
             {"n1": {"statuses": {0: -9}, "killed": [0]}, "n2": {"statuses": {1: 1}}},
             failed(CRASHED),
@@ -219,12 +245,18 @@ def test_the_files_of_a_step_name_the_node(
     reports: dict[str, Any], outcome: Outcome | None, troubles: dict[str, str], tmp_path: Path
 ) -> None:
     step(tmp_path, **reports)
-    assert attempt_nodes(tmp_path, outcome) == AttemptNodes(names=("n1.site", "n2.site"), troubles=troubles)
+    assert attempt_nodes(tmp_path, outcome) == AttemptNodes(
+        names=("n1.site", "n2.site"), troubles=troubles
+    )
 
 
 def test_a_launcher_names_the_node_whose_agent_ended_before_it_could_report(tmp_path: Path) -> None:
     step(tmp_path)
-    lines = ("srun: no binding", "srun: error: n2: task 1: Killed", "srun: error: n1: task 0: Terminated")
+    lines = (
+        "srun: no binding",
+        "srun: error: n2: task 1: Killed",
+        "srun: error: n1: task 0: Terminated",
+    )
     StepFolder(tmp_path).launcher_log.write_text("\n".join(lines))
     nodes = attempt_nodes(tmp_path, failed(LOST))
     assert nodes is not None

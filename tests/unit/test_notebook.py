@@ -1,4 +1,6 @@
-"""What notebooks show: what the terminal prints, as HTML that text from outside cannot become a part of."""
+"""What notebooks show: what the terminal prints, as HTML that text from outside cannot become a
+part of.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,12 @@ def test_notebook_shows_values_as_escaped_text(tmp_path: Path) -> None:
     ranking = frontrunner.best(store=store)
     status = frontrunner.status(store=store)
     failure = Failure(kind=FailureKind.CRASHED, message=SCRIPT)
-    conclusion = Conclusion(state=CampaignState.PAUSED, reason=SCRIPT, measured=3, last_failure=failure)
-    shown = [value._repr_html_() for value in (ranking, ranking[0], status, status.campaign, conclusion)]
+    conclusion = Conclusion(
+        state=CampaignState.PAUSED, reason=SCRIPT, measured=3, last_failure=failure
+    )
+    shown = [
+        value._repr_html_() for value in (ranking, ranking[0], status, status.campaign, conclusion)
+    ]
     for text in shown:
         assert text.startswith("<pre")
         assert "<script" not in text
@@ -65,7 +71,10 @@ def test_values_of_every_size_have_a_short_repr_and_a_display(tmp_path: Path) ->
 def test_notebook_shows_results_of_the_api(tmp_path: Path) -> None:
     ids = page_store(tmp_path)
     store = str(tmp_path / "store.db")
-    campaigns, failures = frontrunner.campaigns(store=store), frontrunner.failures("first", store=store)
+    campaigns, failures = (
+        frontrunner.campaigns(store=store),
+        frontrunner.failures("first", store=store),
+    )
     front = frontrunner.front("first", store=store)
     for value, expected in (
         (frontrunner.step(ids[0], store=store), "bubble"),
@@ -86,7 +95,11 @@ def test_notebook_shows_results_of_the_api(tmp_path: Path) -> None:
 
 def test_notebook_shows_choices_of_a_recipe_off_their_defaults() -> None:
     shown = Recipe(
-        devices=8, tensor_parallel=2, micro_batch_seqs=4, accumulation=2, sharding=Sharding(optimizer=4)
+        devices=8,
+        tensor_parallel=2,
+        micro_batch_seqs=4,
+        accumulation=2,
+        sharding=Sharding(optimizer=4),
     )._repr_html_()
     assert dict(re.findall(r"^  (\w+) +(\S+)", shown, flags=re.MULTILINE)) == {
         "devices": "8",
@@ -113,13 +126,23 @@ def test_values_are_short_in_an_interpreter_and_lists_are_data_frames(tmp_path: 
     store = str(tmp_path / "store.db")
     file = Path(__file__).parents[2] / "examples" / "laptop.toml"
     plan, ranking = frontrunner.plan(file), frontrunner.best("first", store=store)
-    values = (plan, ranking, ranking[0], frontrunner.status(store=store), frontrunner.show(ids[0], store=store))
+    values = (
+        plan,
+        ranking,
+        ranking[0],
+        frontrunner.status(store=store),
+        frontrunner.show(ids[0], store=store),
+    )
     assert all(len(repr(value)) < 500 for value in (*values, frontrunner.scaling(file, [1])))
     assert repr(ranking).startswith(f"<Ranking of {len(ranking)}: RankedRecipe(rank=1, ")
     table = ranking.to_frame()
     assert table["recipe_id"].tolist() == [row.recipe_id for row in ranking]
-    assert table["recipe.tensor_parallel"].tolist() == [row.recipe.tensor_parallel for row in ranking]
-    assert plan.to_frame(2)["tokens_per_s"].tolist() == [one.tokens_per_s for one in plan.fastest(2)]
+    assert table["recipe.tensor_parallel"].tolist() == [
+        row.recipe.tensor_parallel for row in ranking
+    ]
+    assert plan.to_frame(2)["tokens_per_s"].tolist() == [
+        one.tokens_per_s for one in plan.fastest(2)
+    ]
     assert "weak scaling" in frontrunner.scaling(file, [1])._repr_html_()
 
 

@@ -1,4 +1,6 @@
-"""What is shipped: every package and data file, under one import name, whatever folder it is kept in."""
+"""What is shipped: every package and data file, under one import name, whatever folder it is kept
+in.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,15 @@ SOURCES = (*FLOORS, "src")
 
 def packages() -> dict[str, Path]:
     """Each package that is shipped, and the folder that src/frontrunner shows it in."""
-    folders = {path.parent for folder in ("", *FLOORS, "examples") for path in (PACKAGE / folder).rglob("*.py")}
-    return {folder.relative_to(PACKAGE.parent).as_posix().replace("/", "."): folder for folder in folders}
+    folders = {
+        path.parent
+        for folder in ("", *FLOORS, "examples")
+        for path in (PACKAGE / folder).rglob("*.py")
+    }
+    return {
+        folder.relative_to(PACKAGE.parent).as_posix().replace("/", "."): folder
+        for folder in folders
+    }
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -70,10 +79,14 @@ def test_the_versions_agree() -> None:
 
 
 def test_every_pinned_version_has_its_hashes() -> None:
-    _, *entries = re.split(r"\n(?=[^ #])", (ROOT / "requirements-hashed.txt").read_text(encoding="utf-8"))
+    _, *entries = re.split(
+        r"\n(?=[^ #])", (ROOT / "requirements-hashed.txt").read_text(encoding="utf-8")
+    )
     digests = re.compile(r"--hash=sha256:[0-9a-f]{64}(?= |$)", re.M)
     hashed = {entry.split(" ", 1)[0]: digests.findall(entry) for entry in entries}
-    pinned = re.findall(r"^[^#\s]+==\S+$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    pinned = re.findall(
+        r"^[^#\s]+==\S+$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M
+    )
     assert list(hashed) == pinned, "run: make hashes"
     assert all(hashed.values())
 
@@ -102,7 +115,9 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         ".",
     ]
     environment = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    built = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    built = subprocess.run(
+        command, cwd=copy, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     assert built.returncode == 0, built.stdout + built.stderr
     (wheel,) = (copy / "made").glob("*.whl")
     return set(zipfile.ZipFile(wheel).namelist())

@@ -1,4 +1,6 @@
-"""The card of a recipe's replay: how far it is, how fast beside the campaign's figure, how it ended, and going on."""
+"""The card of a recipe's replay: how far it is, how fast beside the campaign's figure, how it
+ended, and going on.
+"""
 
 from __future__ import annotations
 
@@ -56,12 +58,20 @@ def folder(home: Path, recipe_id: str) -> Iterator[Path]:
 def left(folder: Path, *events: Mapping[str, object], log: str = "", **started: object) -> None:
     """What a replay leaves in its folder."""
     write_json(folder / STARTED, {**GONE, **started})
-    (folder / "progress.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events), encoding="utf-8")
+    (folder / "progress.jsonl").write_text(
+        "".join(f"{json.dumps(event)}\n" for event in events), encoding="utf-8"
+    )
     (folder / "replay.log").write_text(log, encoding="utf-8")
 
 
 def step(number: int, time_s: float) -> dict[str, object]:
-    return {"event": "step", "step": number, "time_s": time_s, "loss": 5.0 - number / 10, "tokens": TOKENS}
+    return {
+        "event": "step",
+        "step": number,
+        "time_s": time_s,
+        "loss": 5.0 - number / 10,
+        "tokens": TOKENS,
+    }
 
 
 def found(home: Path, folder: Path) -> Replay:
@@ -78,11 +88,23 @@ def test_replay_card_compares_its_newest_steps_with_the_measurement(
     home: Path, folder: Path, client: TestClient
 ) -> None:
     evaluation = {"event": "evaluation", "step": 30, "loss": 3.25}
-    left(folder, *(step(n, 9.0) for n in range(1, 31)), evaluation, *(step(n, 0.4) for n in range(31, 41)))
+    left(
+        folder,
+        *(step(n, 9.0) for n in range(1, 31)),
+        evaluation,
+        *(step(n, 0.4) for n in range(31, 41)),
+    )
     left_out = found(home, folder)
-    assert left_out.step_time_s == pytest.approx((9.0 + 0.4) / 2), "the median of ten slow and ten fast steps"
+    assert left_out.step_time_s == pytest.approx((9.0 + 0.4) / 2), (
+        "the median of ten slow and ten fast steps"
+    )
     assert left_out.tokens_per_s == pytest.approx(TOKENS / 4.7)
-    left(folder, *(step(n, 0.2) for n in range(1, 31)), evaluation, *(step(n, 0.2) for n in range(31, 41)))
+    left(
+        folder,
+        *(step(n, 0.2) for n in range(1, 31)),
+        evaluation,
+        *(step(n, 0.2) for n in range(31, 41)),
+    )
     told = card(client, folder.name)
     measured_tokens_per_s = TOKENS / 0.105
     share = TOKENS / 0.2 / measured_tokens_per_s
@@ -114,12 +136,17 @@ def test_the_log_is_for_operators(client: TestClient, home: Path, folder: Path) 
         (None, "was interrupted: its process ended without reporting why"),
         (KeyboardInterrupt(), "The last replay was stopped"),
         (ReplayStopped("stopped after step 3"), "The last replay was stopped"),
-        (FrontrunnerError("the replay ended with status 1:\nand a long log"), "failed: the replay ended with status 1"),
+        (
+            FrontrunnerError("the replay ended with status 1:\nand a long log"),
+            "failed: the replay ended with status 1",
+        ),
         (OSError("no space left"), "failed: OSError: no space left"),
     ],
     ids=["killed", "ended", "stopped", "crashed", "broken"],
 )
-def test_replay_card_shows_its_end(folder: Path, client: TestClient, error: BaseException | None, words: str) -> None:
+def test_replay_card_shows_its_end(
+    folder: Path, client: TestClient, error: BaseException | None, words: str
+) -> None:
     left(folder, step(1, 0.2), log="Traceback: it was so\n")
     if error is not None:
         is_stop = isinstance(error, KeyboardInterrupt | ReplayStopped)
@@ -137,19 +164,31 @@ def test_replay_shows_a_failure_after_an_earlier_result(home: Path, folder: Path
     write_json(folder / "result.json", {})
     assert found(home, folder).state == "finished"
     left(folder, step(200, 0.2), ended="failed", why="it holds another run")
-    assert (found(home, folder).state, found(home, folder).why) == ("failed", "it holds another run")
+    assert (found(home, folder).state, found(home, folder).why) == (
+        "failed",
+        "it holds another run",
+    )
 
 
-def test_replay_form_offers_remaining_steps_and_the_checkpoint(folder: Path, client: TestClient) -> None:
+def test_replay_form_offers_remaining_steps_and_the_checkpoint(
+    folder: Path, client: TestClient
+) -> None:
     def form() -> dict[str, Any]:
         text = client.get(f"/recipes/{folder.name}/replay").text
         field = re.search(r'name="steps" min="(\d+)" max="\d+" value="(\d+)"', text)
         assert field is not None
-        return {"least": int(field[1]), "value": int(field[2]), "goes_on": "Continue</button>" in text, "text": text}
+        return {
+            "least": int(field[1]),
+            "value": int(field[2]),
+            "goes_on": "Continue</button>" in text,
+            "text": text,
+        }
 
     assert form()["goes_on"] is False
     left(folder, step(40, 0.2), ended="stopped")
-    assert (form()["least"], form()["value"], form()["goes_on"]) == (1, 4000, False), "nothing to go on from"
+    assert (form()["least"], form()["value"], form()["goes_on"]) == (1, 4000, False), (
+        "nothing to go on from"
+    )
     for name in ("step-00000020", "step-00000030", "step-00000040"):
         (folder / "checkpoints" / name).mkdir(parents=True)
         if "40" not in name:  # which was not finished
@@ -158,11 +197,15 @@ def test_replay_form_offers_remaining_steps_and_the_checkpoint(folder: Path, cli
     assert "continuing from the checkpoint after step 30" in form()["text"]
     (folder / STARTED).unlink()
     assert form()["goes_on"] is True, "the command's own checkpoints count too"
-    assert "continuing from the checkpoint after step 30" in client.get(f"/recipes/{folder.name}").text
+    assert (
+        "continuing from the checkpoint after step 30" in client.get(f"/recipes/{folder.name}").text
+    )
 
 
 def test_replay_form_allows_other_hardware(folder: Path, client: TestClient) -> None:
-    assert '<input type="checkbox" name="anyway">' in client.get(f"/recipes/{folder.name}/replay").text
+    assert (
+        '<input type="checkbox" name="anyway">' in client.get(f"/recipes/{folder.name}/replay").text
+    )
     sent = {"recipe_id": folder.name, "steps": 5}
     assert ReplayBody.model_validate(sent | {"anyway": True}).anyway is True
     assert ReplayBody.model_validate(sent).anyway is False

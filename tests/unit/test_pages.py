@@ -1,4 +1,6 @@
-"""The pages as HTML: all text escaped, nothing from elsewhere, changes alone sent, readers kept from buttons."""
+"""The pages as HTML: all text escaped, nothing from elsewhere, changes alone sent, readers kept
+from buttons.
+"""
 
 from __future__ import annotations
 
@@ -84,14 +86,18 @@ def test_pages_escape_text_from_outside(every_page: dict[str, str]) -> None:
     assert "\\x1b[31m" in every_page["/campaigns/first"]
 
 
-def test_pages_hold_no_inline_script_or_style_and_no_foreign_link(every_page: dict[str, str]) -> None:
+def test_pages_hold_no_inline_script_or_style_and_no_foreign_link(
+    every_page: dict[str, str],
+) -> None:
     for path, text in every_page.items():
         assert not re.search(r"<script(?![^>]* src=\"/static/)", text), path
         assert not re.search(r"<style|\sstyle=|\son[a-z]+=", text), path
         assert not re.search(r"(src|href|action)=\"(https?:)?//", text), path
 
 
-def test_static_files_exist_and_are_cached_for_ever(client: TestClient, every_page: dict[str, str]) -> None:
+def test_static_files_exist_and_are_cached_for_ever(
+    client: TestClient, every_page: dict[str, str]
+) -> None:
     named = {path for text in every_page.values() for path in re.findall(r"/static/[^\"]+", text)}
     assert any("htmx" in path for path in named)
     for path in named:
@@ -135,7 +141,9 @@ def test_version_changes_when_a_lease_runs_out(tmp_path: Path) -> None:
         driven = version(store, name)
         assert campaign_view(store, name)["status"].driver_is_live
         assert version(store, name) == driven
-    with open_store(str(tmp_path / "store.db"), clock=lambda: start + timedelta(seconds=31)) as store:
+    with open_store(
+        str(tmp_path / "store.db"), clock=lambda: start + timedelta(seconds=31)
+    ) as store:
         assert version(store, name) != driven
         view = campaign_view(store, name)
         assert (view["status"].driver_is_live, view["can_be_driven"]) == (False, True)
@@ -154,7 +162,9 @@ def test_campaign_without_its_driver_is_called_cut_off_everywhere(tmp_path: Path
         assert 'frontrunner_campaigns{state="running"} 1.0' in shown(client, "/metrics")
         again = live_of(listed)
         assert client.get(again).status_code == 204
-        with open_store(str(tmp_path / "store.db")) as store:  # as a driver leaves it that was killed, here long ago
+        with open_store(
+            str(tmp_path / "store.db")
+        ) as store:  # as a driver leaves it that was killed, here long ago
             gone = {"host": this_host(), "pid": ended_process()}
             store.acquire_lease(store.campaign("second").id, **gone, take_over=True)
         assert CUT_OFF in shown(client, again), "the open list hears of it"
@@ -222,15 +232,27 @@ def test_charts_are_json_and_unknown_ones_refused(client: TestClient) -> None:
         ("/nothing/here", 404, "Not Found"),
     ],
 )
-def test_refusal_is_a_page_with_a_way_back(client: TestClient, path: str, status: int, words: str) -> None:
+def test_refusal_is_a_page_with_a_way_back(
+    client: TestClient, path: str, status: int, words: str
+) -> None:
     answer = client.get(path)
     assert answer.status_code == status
-    for part in (words, '<header class="top">', 'href="/compare"', "/static/style", '<a href="/">All campaigns</a>'):
+    for part in (
+        words,
+        '<header class="top">',
+        'href="/compare"',
+        "/static/style",
+        '<a href="/">All campaigns</a>',
+    ):
         assert part in answer.text, part
     piece = client.get(path, headers={"hx-request": "true"}).text
     assert "<header" not in piece, "an open page takes the words alone"
     stranger = client.get(path, headers={"authorization": "Bearer nobody"})
-    assert (stranger.status_code, words in stranger.text, "<h1>Sign in</h1>" in stranger.text) == (401, False, True)
+    assert (stranger.status_code, words in stranger.text, "<h1>Sign in</h1>" in stranger.text) == (
+        401,
+        False,
+        True,
+    )
 
 
 def listed(text: str) -> list[str]:
@@ -238,17 +260,23 @@ def listed(text: str) -> list[str]:
     return re.findall(r'<tr data-recipe="([0-9a-f]+)"', text)
 
 
-def test_explorer_sorts_filters_pins_and_pages_by_its_address(client: TestClient, ids: list[str]) -> None:
+def test_explorer_sorts_filters_pins_and_pages_by_its_address(
+    client: TestClient, ids: list[str]
+) -> None:
     everything = listed(shown(client, "/campaigns/first/recipes"))
     assert everything[:3] == ids, "the fastest first"
     assert len(everything) == 4, "failed ones, too"
     assert listed(shown(client, "/campaigns/first/recipes?sort=tokens_per_s"))[:3] == ids[::-1]
     only = listed(shown(client, "/campaigns/first/recipes?outcome=crashed"))
     assert only == everything[3:]
-    pinned = shown(client, f"/campaigns/first/recipes?outcome=crashed&pin={ids[1]},{ids[0]},cafecafecafe")
+    pinned = shown(
+        client, f"/campaigns/first/recipes?outcome=crashed&pin={ids[1]},{ids[0]},cafecafecafe"
+    )
     assert listed(pinned) == [ids[1], ids[0], *only]
     assert f"/compare?recipe={ids[1]}&amp;recipe={ids[0]}&amp;campaign=first" in pinned
-    assert listed(shown(client, "/campaigns/first/recipes?page=999")) == everything, "there is one page"
+    assert listed(shown(client, "/campaigns/first/recipes?page=999")) == everything, (
+        "there is one page"
+    )
     assert listed(shown(client, "/campaigns/first/recipes?tensor_parallel=77")) == []
 
 
@@ -263,14 +291,18 @@ def test_explorer_sorts_filters_pins_and_pages_by_its_address(client: TestClient
         ("peak_memory_bytes_max_rank_to=nan", "a number of at least 0"),
     ],
 )
-def test_explorer_refuses_what_its_address_cannot_mean(client: TestClient, query: str, words: str) -> None:
+def test_explorer_refuses_what_its_address_cannot_mean(
+    client: TestClient, query: str, words: str
+) -> None:
     for path in ("recipes", "recipes/points", "recipes.csv"):
         answer = client.get(f"/campaigns/first/{path}?{query}")
         assert (answer.status_code, words in html.unescape(answer.text)) == (422, True), path
 
 
 def test_explorer_s_points_say_what_is_met_and_drawn(client: TestClient, ids: list[str]) -> None:
-    found = client.get(f"/campaigns/first/recipes/points?tokens_per_s_from=30000&pin={ids[2]}").json()
+    found = client.get(
+        f"/campaigns/first/recipes/points?tokens_per_s_from=30000&pin={ids[2]}"
+    ).json()
     met = dict(zip(found["ids"], found["met"], strict=True))
     assert [met[one] for one in ids] == [1, 1, 0]
     assert (found["matching"], found["drawn"], found["pins"]) == (2, 2, [ids[2]])
@@ -296,7 +328,10 @@ def test_explorer_of_a_campaign_without_trials_says_so(tmp_path: Path) -> None:
     chosen = settings(tmp_path)
     with open_store(str(tmp_path / "store.db")) as store:
         store.create_campaign(
-            name="new", spec_json=store.campaign("first").spec_json, legal_recipes=1, problem_summary={}
+            name="new",
+            spec_json=store.campaign("first").spec_json,
+            legal_recipes=1,
+            problem_summary={},
         )
     with signed_in(chosen, "reader", accept="text/html") as client:
         assert "No recipe has been tried yet" in shown(client, "/campaigns/new/recipes")
@@ -332,7 +367,9 @@ def labeled(tmp_path: Path) -> Iterator[TestClient]:
         ("state=running", []),
     ],
 )
-def test_list_shows_what_its_address_states(labeled: TestClient, query: str, names: list[str]) -> None:
+def test_list_shows_what_its_address_states(
+    labeled: TestClient, query: str, names: list[str]
+) -> None:
     for path in ("/", "/campaigns"):
         text = shown(labeled, f"{path}?{query}")
         assert SCRIPT not in text
@@ -364,7 +401,9 @@ def test_campaign_is_labeled_renamed_and_deleted_from_its_page(labeled: TestClie
     assert labeled.get("/campaigns/oldest/edit").status_code == 404
 
 
-def test_compare_reports_mistakes_next_to_what_was_typed(client: TestClient, ids: list[str]) -> None:
+def test_compare_reports_mistakes_next_to_what_was_typed(
+    client: TestClient, ids: list[str]
+) -> None:
     text = shown(client, f"/compare?recipe=deadbeef&recipe={ids[0]}")
     assert "No recipe id begins with &#39;deadbeef&#39;" in text
     assert 'value="deadbeef"' in text
@@ -383,7 +422,9 @@ def test_compare_begins_with_what_differs_in_the_problems(tmp_path: Path) -> Non
     with signed_in(settings(tmp_path), accept="text/html") as client:
         same = shown(client, "/compare?campaign=first&campaign=second")
         three = shown(client, "/compare?campaign=first&campaign=second&campaign=third&campaign=")
-        pair = shown(client, f"/compare?campaign=first&recipe={ids[1]}&recipe={ids[0]}&recipe={ids[2]}")
+        pair = shown(
+            client, f"/compare?campaign=first&recipe={ids[1]}&recipe={ids[0]}&recipe={ids[2]}"
+        )
     for text in (same, three, pair):
         assert SCRIPT not in text
     assert "Nothing: they have the same model" in same
@@ -391,7 +432,9 @@ def test_compare_begins_with_what_differs_in_the_problems(tmp_path: Path) -> Non
     assert same.count('number strong">1.00 x') == 3
     assert "of different problems" in three
     rows = re.findall(
-        r'<tr class="differs"><th scope="row">([^<]+)</th><td>(\d+)</td><td>(\d+)</td><td>(\d+)</td>', three
+        r'<tr class="differs"><th'
+        r' scope="row">([^<]+)</th><td>(\d+)</td><td>(\d+)</td><td>(\d+)</td>',
+        three,
     )
     assert [one for one in rows if one[0] != "global batch: maximum"] == [
         ("global batch: minimum", "16", "16", "32"),
@@ -399,12 +442,17 @@ def test_compare_begins_with_what_differs_in_the_problems(tmp_path: Path) -> Non
     ]
     assert three.count("<select") == 4, "room for one more"
     assert all("data-chart" in text for text in (same, three, pair))
-    assert re.search(r"tokens/s over the first.{,6}s</th><td class=.strong.>1.00 x</td><td class=.strong.>[1-9]", pair)
+    assert re.search(
+        r"tokens/s over the first.{,6}s</th><td class=.strong.>1.00 x</td><td class=.strong.>[1-9]",
+        pair,
+    )
 
 
 def test_what_differs_leaves_out_where_figures_of_clusters_come_from() -> None:
     clusters = [{"name": name, "source": f"the guide of {name}"} for name in ("a", "b")]
-    assert differences([{"problem": {"cluster": one}} for one in clusters]) == (("cluster: name", ("a", "b")),)
+    assert differences([{"problem": {"cluster": one}} for one in clusters]) == (
+        ("cluster: name", ("a", "b")),
+    )
 
 
 def test_the_curve_of_a_listed_campaign_rises_from_its_first_rate_to_its_best() -> None:
@@ -421,18 +469,30 @@ def test_compare_of_an_empty_store_says_so(tmp_path: Path) -> None:
     assert "<select" not in text
 
 
-def test_reader_sees_no_buttons_and_cannot_use_them(client: TestClient, folder: Path, ids: list[str]) -> None:
+def test_reader_sees_no_buttons_and_cannot_use_them(
+    client: TestClient, folder: Path, ids: list[str]
+) -> None:
     reader = bearer(tokens_of(settings(folder)).reader)
     for path in ("/", "/campaigns/first", f"/recipes/{ids[0]}"):
         text = client.get(path, headers=reader).text
         assert "hx-post" not in text
         assert "hx-post" in client.get(path).text or path == "/"
-    for path in ("/campaigns/first/resume", "/campaigns/first/cancel", f"/recipes/{ids[0]}/replay", "/launch"):
-        assert client.post(path, headers=reader, json={"steps": 1, "campaign": ""}).status_code in (403, 422), path
+    for path in (
+        "/campaigns/first/resume",
+        "/campaigns/first/cancel",
+        f"/recipes/{ids[0]}/replay",
+        "/launch",
+    ):
+        assert client.post(path, headers=reader, json={"steps": 1, "campaign": ""}).status_code in (
+            403,
+            422,
+        ), path
     assert client.post("/campaigns/first/cancel", headers=reader, json={}).status_code == 403
 
 
-def test_recipe_page_shows_the_error_of_the_estimate(every_page: dict[str, str], ids: list[str]) -> None:
+def test_recipe_page_shows_the_error_of_the_estimate(
+    every_page: dict[str, str], ids: list[str]
+) -> None:
     text = every_page[f"/recipes/{ids[0]}"]
     assert "Rank 1 of 3 in second" in text
     assert "measured in second: 105 ms" in text
@@ -450,7 +510,9 @@ def test_recipe_page_reconciles_the_memory_of_simulation_and_estimate(tmp_path: 
 
 def test_pages_of_a_campaign_lead_to_its_own_figures(client: TestClient, ids: list[str]) -> None:
     for name, other in (("first", "second"), ("second", "first")):
-        whole = shown(client, f"/campaigns/{name}") + shown(client, f"/campaigns/{name}/trials?page=1")
+        whole = shown(client, f"/campaigns/{name}") + shown(
+            client, f"/campaigns/{name}/trials?page=1"
+        )
         here = f"/recipes/{ids[0]}?campaign={name}"
         links = set(re.findall(r'"(/recipes/[^"]+)"', whole))
         assert here in links
@@ -461,10 +523,14 @@ def test_pages_of_a_campaign_lead_to_its_own_figures(client: TestClient, ids: li
         assert f"measured in {name}: 105 ms" in text
         assert f'<a href="/recipes/{ids[0]}?campaign={other}">{other}</a> (rank 1 of 3)' in text
         assert f"{ids[1]}?campaign={name}" in text, "the next recipe"
-        assert f"frontrunner show {ids[0]} --campaign {name} --server http://127.0.0.1:8787\n" in text
+        assert (
+            f"frontrunner show {ids[0]} --campaign {name} --server http://127.0.0.1:8787\n" in text
+        )
         both = shown(client, f"/compare?recipe={ids[0]}&recipe={ids[1]}&campaign={name}")
         assert both.count(f">in {name}<") == 2
-    assert re.search(r'<button id="resume"[^>]* hx-disabled-elt="this" hx-sync="#notice:drop"', whole), "sent once"
+    assert re.search(
+        r'<button id="resume"[^>]* hx-disabled-elt="this" hx-sync="#notice:drop"', whole
+    ), "sent once"
     for target, file in (("recipe", f"{ids[0]}.json"), ("slurm", f"{ids[0]}.slurm.sh")):
         found = client.get(f"/api/v1/recipes/{ids[0]}/export?to={target}")
         assert found.headers["content-disposition"] == f'attachment; filename="{file}"'
@@ -480,22 +546,27 @@ def test_launch_check_reports_mistakes(client: TestClient) -> None:
     )
     for key in ("file", "nvme_path"):
         of_group = (
-            f"[model]\npreset='gpt2-small'\n[[cluster.group]]\nname='a'\n{key}='/etc/passwd'\n[problem]\n[space]\n"
+            f"[model]\npreset='gpt2-small'\n[[cluster.group]]\nname='a'\n"
+            f"{key}='/etc/passwd'\n[problem]\n[space]\n"
         )
         assert f"cluster.group.{key}" in said(of_group)
         assert "expected no path in a request" in said(of_group)
-    assert "a store of its own" in said("[store]\nurl='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n")
+    assert "a store of its own" in said(
+        "[store]\nurl='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n"
+    )
     assert "unknown section [stores]" in said("[stores]\n[model]\n[cluster]\n[problem]\n[space]\n")
-    assert "[data] is not accepted" in said("[data]\npath='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n")
+    assert "[data] is not accepted" in said(
+        "[data]\npath='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n"
+    )
     assert client.post("/launch", json={"campaign": "[model"}).status_code == 422
 
 
 def test_launch_check_reports_taken_names_and_empty_spaces(client: TestClient) -> None:
     def said(name: str, micro_batch: int) -> str:
         text = (
-            f"name = '{name}'\nevaluator = 'simulated'\n[model]\npreset = 'gpt2-small'\n"
-            "[cluster]\npreset = 'dgx-h100'\nnodes = 1\n[problem]\nsequence_length = 64\nglobal_batch = 8\n"
-            f"[space]\nmicro_batch_seqs = [{micro_batch}]\n"
+            f"name = '{name}'\nevaluator = 'simulated'\n[model]\npreset ="
+            " 'gpt2-small'\n[cluster]\npreset = 'dgx-h100'\nnodes = 1\n[problem]\nsequence_length"
+            f" = 64\nglobal_batch = 8\n[space]\nmicro_batch_seqs = [{micro_batch}]\n"
         )
         return client.post("/launch/check", json={"campaign": text}).text
 
@@ -508,7 +579,9 @@ def test_launch_check_reports_taken_names_and_empty_spaces(client: TestClient) -
     assert "micro-batch 7" in none
 
 
-@pytest.mark.parametrize("value", ["[" * 50_000, "1" * 5_000, "0x" + "f" * 50_000], ids=["deep", "long", "long hex"])
+@pytest.mark.parametrize(
+    "value", ["[" * 50_000, "1" * 5_000, "0x" + "f" * 50_000], ids=["deep", "long", "long hex"]
+)
 def test_launch_check_of_extreme_toml_is_one_message(client: TestClient, value: str) -> None:
     text = f"[cluster]\n[problem]\n[space]\n[model]\nlayers = {value}\n"
     checked = client.post("/launch/check", json={"campaign": text})
@@ -533,7 +606,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("asked", "field", "message"), WRONG)
-def test_plan_form_reports_mistakes_at_their_field(client: TestClient, asked: str, field: str, message: str) -> None:
+def test_plan_form_reports_mistakes_at_their_field(
+    client: TestClient, asked: str, field: str, message: str
+) -> None:
     for path in ("/plan", "/plan/answer"):
         text = shown(client, f"{path}?{asked}")
         place = f'id="error-{field}"' if field else 'id="plan-state"'
@@ -541,16 +616,25 @@ def test_plan_form_reports_mistakes_at_their_field(client: TestClient, asked: st
         assert said, path
         assert message in said[1].replace("&#39;", "'"), said[1]
         assert "Fastest recipes" not in text
-    assert client.get(f"/plan/answer?{asked}").headers["hx-reswap"] == "none", "what was answered before stays"
+    assert client.get(f"/plan/answer?{asked}").headers["hx-reswap"] == "none", (
+        "what was answered before stays"
+    )
 
 
 def test_plan_takes_any_model_and_machine(client: TestClient) -> None:
-    shape = "layers=6&hidden=512&heads=8&kv_heads=2&ffn_hidden=1024&vocabulary=1000&activation=swiglu&positions=rotary"
-    machine = "nodes=1&devices_per_node=2&device=h100-80gb&memory_gib_per_device=40&node_gb_per_s=7.5&nics_per_node=1"
+    shape = (
+        "layers=6&hidden=512&heads=8&kv_heads=2&ffn_hidden=1024"
+        "&vocabulary=1000&activation=swiglu&positions=rotary"
+    )
+    machine = (
+        "nodes=1&devices_per_node=2&device=h100-80gb&memory_gib_per_device=40"
+        "&node_gb_per_s=7.5&nics_per_node=1"
+    )
     asked = f"{shape}&{machine}&sequence_length=4096&global_batch=16"
     answer = client.get(f"/plan/answer?model=gpt2-small&{asked}")
     assert (
-        "6 layers, hidden 512, 8 heads with 2 for keys and values, FFN 1,024 (swiglu), vocabulary 1,000" in answer.text
+        "6 layers, hidden 512, 8 heads with 2 for keys and values, FFN 1,024 (swiglu), vocabulary"
+        " 1,000" in answer.text
     )
     assert "1 x 2 x h100-80gb of 40.00 GiB" in answer.text
     assert "within a node 7.5 GB/s" in answer.text
@@ -563,7 +647,9 @@ SMALL_PLAN = "model=gpt2-small&cluster=dgx-a100-80gb&nodes=1&global_batch=64&seq
 
 
 def text_of_launch(client: TestClient, query: str) -> str:
-    found = re.search(r"<textarea[^>]*>(.*?)</textarea>", shown(client, f"/launch?{query}"), re.DOTALL)
+    found = re.search(
+        r"<textarea[^>]*>(.*?)</textarea>", shown(client, f"/launch?{query}"), re.DOTALL
+    )
     assert found is not None
     return html.unescape(found[1])
 
@@ -585,7 +671,10 @@ def test_plan_s_rows_open_to_their_step_and_fill_the_launch_form(client: TestCli
         assert (step["recipe"], step["is_own"]) == (chosen, True)
         text = text_of_launch(client, path.partition("?")[2])
         checked = client.post("/launch/check", json={"campaign": text}).text
-        assert "1 of the space&#39;s 1 points are legal recipes" in checked or "1 of the space's 1 points" in checked
+        assert (
+            "1 of the space&#39;s 1 points are legal recipes" in checked
+            or "1 of the space's 1 points" in checked
+        )
         launched = parse_campaign(parse_toml(text, "it"), default_name="it", base=Path()).spec
         (recipe,) = launched.survey().recipes
         assert recipe_id(launched.problem, recipe) == chosen
@@ -599,7 +688,8 @@ def test_plan_s_rows_open_to_their_step_and_fill_the_launch_form(client: TestCli
 
 
 @pytest.mark.parametrize(
-    "query", [SMALL_PLAN, SMALL_PLAN + "&hidden=1024&heads=16&node_gb_per_s=100&memory_gib_per_device=40"]
+    "query",
+    [SMALL_PLAN, SMALL_PLAN + "&hidden=1024&heads=16&node_gb_per_s=100&memory_gib_per_device=40"],
 )
 def test_plan_s_search_fills_the_launch_form(client: TestClient, query: str) -> None:
     text = text_of_launch(client, query)
@@ -630,25 +720,36 @@ def test_plan_s_pages_state_what_their_times_are_worth(client: TestClient) -> No
     plan, recipe = shown(client, f"/plan?{blind}"), shown(client, f"/plan/recipe?{blind}")
     for page in (plan, recipe):
         assert "No time or rate here is an estimate" in page
-        assert not re.search(r"\d m?s\b|TFLOPS|tokens/s</th>|id=.step.|chart-(step|scaling)|efficiency", page)
+        assert not re.search(
+            r"\d m?s\b|TFLOPS|tokens/s</th>|id=.step.|chart-(step|scaling)|efficiency", page
+        )
     assert "First recipes that fit" in plan
 
 
 def test_plan_tries_more_nodes_until_a_recipe_fits(client: TestClient) -> None:
-    large = "/plan/answer?model=frontier-175b&cluster=frontier&nodes=1&global_batch=512&sequence_length=2048"
+    large = (
+        "/plan/answer?model=frontier-175b&cluster=frontier&nodes=1"
+        "&global_batch=512&sequence_length=2048"
+    )
     text = shown(client, large)
     assert "On 8 nodes one does: see below." in text
-    assert text.count("<tr ") + text.count("<tr>") >= 5, "a header, the counts of 1, 2 and 4 nodes, and that of 8"
+    assert text.count("<tr ") + text.count("<tr>") >= 5, (
+        "a header, the counts of 1, 2 and 4 nodes, and that of 8"
+    )
     text = " ".join(shown(client, f"{large}&memory_gib_per_device=2").split())
     assert "No recipe fits. Nor does one on up to 64 nodes" in text
     assert "see below" not in text
 
 
 def test_planned_campaign_with_another_device_has_its_figures() -> None:
-    preset, other = (planned_campaign(typed).problem.cluster for typed in ({}, {"device": "h100-80gb"}))
+    preset, other = (
+        planned_campaign(typed).problem.cluster for typed in ({}, {"device": "h100-80gb"})
+    )
     assert (other.peak_tflops.bf16, other.memory_gib_per_device) == (989.4, 79.6)
     assert (other.devices_per_node, other.links) == (preset.devices_per_node, preset.links)
-    assert other.matmul_share != preset.matmul_share, "what was measured of the other machine's devices is not its own"
+    assert other.matmul_share != preset.matmul_share, (
+        "what was measured of the other machine's devices is not its own"
+    )
 
 
 def test_pages_load_neither_torch_nor_search_libraries(folder: Path, ids: list[str]) -> None:
@@ -668,6 +769,9 @@ with TestClient(app, base_url={ORIGIN!r}) as client:
 print(sorted({{"torch", "optuna", "deephyper", "sklearn", "matplotlib"}} & set(sys.modules)))
 """
     found = subprocess.run(
-        [sys.executable, "-P", "-W", "ignore", "-c", script], capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-W", "ignore", "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert found.stdout.strip() == "[]"

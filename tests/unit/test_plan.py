@@ -16,8 +16,19 @@ import pytest
 import frontrunner
 from frontrunner.cli.main import frontrunner as cli
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.evaluators.analytic.accuracy_bounds import EXPERTS_COMPARED, HOST_ASSUMED, OTHER_HARDWARE, mean_error
-from frontrunner.evaluators.analytic.estimates import Estimate, Plan, estimate_many, not_modelled, plan
+from frontrunner.evaluators.analytic.accuracy_bounds import (
+    EXPERTS_COMPARED,
+    HOST_ASSUMED,
+    OTHER_HARDWARE,
+    mean_error,
+)
+from frontrunner.evaluators.analytic.estimates import (
+    Estimate,
+    Plan,
+    estimate_many,
+    not_modelled,
+    plan,
+)
 from frontrunner.evaluators.analytic.memory import verdict
 from frontrunner.evaluators.analytic.priors import NORMAL_95
 from frontrunner.evaluators.analytic.timeline import step_timeline
@@ -45,7 +56,9 @@ def fitting(found: Plan) -> tuple[Estimate, ...]:
 
 
 def told(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), cwd=cwd, env=environment(), capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command(*arguments), cwd=cwd, env=environment(), capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.system
@@ -54,11 +67,15 @@ def test_every_legal_recipe_is_judged_and_ordered(example: Plan) -> None:
     legal = spec.space.survey(spec.problem).recipes
     limit = spec.problem.cluster.memory_bytes_per_device
 
-    assert example.legal == len(legal) == len(example.estimates) + sum(example.not_modelled.values())
+    assert (
+        example.legal == len(legal) == len(example.estimates) + sum(example.not_modelled.values())
+    )
     assert {found.recipe for found in example.estimates} <= set(legal)
     assert all((found.peak_memory_bytes <= limit) == found.fits for found in example.estimates)
     is_tight = [0.95 * limit < found.peak_memory_bytes <= limit for found in fitting(example)]
-    order = list(zip(is_tight, (-(found.tokens_per_s or 0) for found in fitting(example)), strict=True))
+    order = list(
+        zip(is_tight, (-(found.tokens_per_s or 0) for found in fitting(example)), strict=True)
+    )
     assert order == sorted(order)
     assert sum(is_tight) == example.shown(1).tight > 0
     assert 0 < len(fitting(example)) < len(example.estimates)
@@ -68,20 +85,27 @@ def test_a_verdict_that_the_interval_leaves_open_is_no_verdict(example: Plan) ->
     limit = read_campaign_file(EXAMPLE).spec.problem.cluster.memory_bytes_per_device
     ends: dict[str, list[tuple[int, int, int]]] = {}
     for found in example.estimates:
-        ends.setdefault(found.fit, []).append((*found.peak_memory_bounds_bytes, found.peak_memory_bytes))
+        ends.setdefault(found.fit, []).append(
+            (*found.peak_memory_bounds_bytes, found.peak_memory_bytes)
+        )
 
     assert all(high <= limit for _, high, _ in ends.pop("fits"))
     assert all(peak <= limit < high for _, high, peak in ends.pop("may not fit"))
     assert all(low <= limit < peak for low, _, peak in ends.pop("unlikely to fit"))
     assert all(low > limit for low, _, _ in ends.pop("does not fit"))
     assert not ends
-    assert (verdict(96, 100), verdict(94, 100)) == ("tight", "fits"), "a traced peak has no interval"
+    assert (verdict(96, 100), verdict(94, 100)) == (
+        "tight",
+        "fits",
+    ), "a traced peak has no interval"
 
 
 def test_parts_add_up_and_nothing_beats_the_peak(example: Plan) -> None:
     for found in example.estimates[::50]:
         assert sum(found.step_parts_s.values()) == pytest.approx(found.step_time_s)
-        assert sum(found.memory_parts_bytes.values()) == pytest.approx(found.peak_memory_bytes, abs=1)
+        assert sum(found.memory_parts_bytes.values()) == pytest.approx(
+            found.peak_memory_bytes, abs=1
+        )
         assert found.mfu is not None
         assert 0 < found.mfu < 1
 
@@ -110,7 +134,13 @@ def test_recompute_trades_time_for_memory(example: Plan) -> None:
 def test_what_limits_a_recipe_is_named() -> None:
     deep, wide = estimate_many(
         [
-            recipe(pipeline_parallel=8, tensor_parallel=1, accumulation=8, micro_batch_seqs=1, schedule="1f1b"),
+            recipe(
+                pipeline_parallel=8,
+                tensor_parallel=1,
+                accumulation=8,
+                micro_batch_seqs=1,
+                schedule="1f1b",
+            ),
             recipe(tensor_parallel=64, devices=64, micro_batch_seqs=8, accumulation=8),
         ],
         PROBLEM,
@@ -143,21 +173,30 @@ def test_what_the_formulas_do_not_know_is_left_out_and_said() -> None:
         ("engine", {"engine": "deepspeed"}),
     ],
 )
-def test_what_no_measurement_has_judged_gets_a_wide_error(choice: str, change: dict[str, Any]) -> None:
+def test_what_no_measurement_has_judged_gets_a_wide_error(
+    choice: str, change: dict[str, Any]
+) -> None:
     known = recipe()
 
     found = plan([known, replace(known, **change)], PROBLEM)
 
-    errors = {estimate.recipe: (estimate.unjudged, estimate.expected_error) for estimate in found.estimates}
+    errors = {
+        estimate.recipe: (estimate.unjudged, estimate.expected_error)
+        for estimate in found.estimates
+    }
     (no_choice, error), (unjudged, wide) = errors[known], errors[replace(known, **change)]
     assert (no_choice, unjudged) == ((), (choice,))
     assert error is not None
     assert wide is not None
-    least, most = (error, 0.2) if choice == "compile" else (0.2, 0.6)  # what compiling gains at most is known
+    least, most = (
+        (error, 0.2) if choice == "compile" else (0.2, 0.6)
+    )  # what compiling gains at most is known
     assert 0.05 < error <= least < wide < most
     assert found.trust.expected_error == pytest.approx((error + wide) / 2)
     remarks = found.trust.remarks
-    assert any(choice in remark and remark.startswith("1 estimate is less certain") for remark in remarks)
+    assert any(
+        choice in remark and remark.startswith("1 estimate is less certain") for remark in remarks
+    )
     assert (HOST_ASSUMED in remarks) == ("offload" in choice)
 
 
@@ -169,11 +208,15 @@ def test_mixtures_are_said_to_be_compared_and_what_is_not_stays_less_certain() -
     assert EXPERTS_COMPARED in remarks
     assert not any("less certain" in remark for remark in remarks)
     remarks = plan([shared, replace(recipe(), expert_tensor_parallel=2)], mixture).trust.remarks
-    assert "1 estimate is less certain: no measurement has validated expert_tensor_parallel" in remarks
+    assert (
+        "1 estimate is less certain: no measurement has validated expert_tensor_parallel" in remarks
+    )
 
 
 def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
-    """A choice that changed neither time nor memory, nor was left out, would be one that the formulas overlook."""
+    """A choice that changed neither time nor memory, nor was left out, would be one that the
+    formulas overlook.
+    """
     base = recipe(pipeline_parallel=2, accumulation=4, schedule="1f1b", micro_batch_seqs=4)
     zero_3 = replace(base, sharding=Sharding.named("zero-3", base.copies))
     changes: list[dict[str, Any]] = [
@@ -203,8 +246,17 @@ def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
     ]
     named = {name for change in changes for name in change}
     # The problem's; in the base; runs the same collectives; of a mixture of experts (test_experts).
-    same = {"devices", "pipeline_parallel", "replication", "expert_parallel", "expert_tensor_parallel"}
-    own = {"custom", "group"}  # no formula knows anything of the one, and the other names the machine
+    same = {
+        "devices",
+        "pipeline_parallel",
+        "replication",
+        "expert_parallel",
+        "expert_tensor_parallel",
+    }
+    own = {
+        "custom",
+        "group",
+    }  # no formula knows anything of the one, and the other names the machine
     assert named | same | own == set(Recipe.__dataclass_fields__)
     of_zero_3 = {"secondary_partition", "quantized_weights", "quantized_gradients"}
     for change in changes:
@@ -212,20 +264,37 @@ def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
         changed = replace(unchanged, **change)
         if not_modelled(changed) is None:
             before, after = estimate_many([unchanged, changed], PROBLEM)
-            moved = after.step_time_s != before.step_time_s or after.peak_memory_bytes != before.peak_memory_bytes
+            moved = (
+                after.step_time_s != before.step_time_s
+                or after.peak_memory_bytes != before.peak_memory_bytes
+            )
             assert moved, change
 
 
 def test_the_example_of_zero_plus_plus_compares_it_with_zero_3_and_three_levels() -> None:
     found = frontrunner.plan(EXAMPLE.with_name("frontier-20b-zero.toml"))
 
-    parts = ("sharding_name", "secondary_partition", "quantized_weights", "quantized_gradients", "micro_batch_seqs")
-    speed = {tuple(getattr(one.recipe, part) for part in parts): one.tokens_per_s or 0.0 for one in found.estimates}
+    parts = (
+        "sharding_name",
+        "secondary_partition",
+        "quantized_weights",
+        "quantized_gradients",
+        "micro_batch_seqs",
+    )
+    speed = {
+        tuple(getattr(one.recipe, part) for part in parts): one.tokens_per_s or 0.0
+        for one in found.estimates
+    }
     ratios = []
     for micro_batch in (1, 2, 4):
-        plain, plus = speed["zero-3", 1, False, False, micro_batch], speed["zero-3", 8, True, True, micro_batch]
+        plain, plus = (
+            speed["zero-3", 1, False, False, micro_batch],
+            speed["zero-3", 8, True, True, micro_batch],
+        )
         ratios += [plus / plain, speed["3-level-2/8/384", 1, False, False, micro_batch] / plus]
-    assert ratios == pytest.approx([1.66, 2.27, 1.51, 1.56, 1.34, 1.17], abs=0.03), "what the example's comment states"
+    assert ratios == pytest.approx([1.66, 2.27, 1.51, 1.56, 1.34, 1.17], abs=0.03), (
+        "what the example's comment states"
+    )
     assert all(one.fits for one in found.estimates)
     told = {one.recipe: one.unjudged for one in found.estimates if one.recipe.quantized_gradients}
     assert all("quantized_gradients" in unjudged for unjudged in told.values())
@@ -234,7 +303,9 @@ def test_the_example_of_zero_plus_plus_compares_it_with_zero_3_and_three_levels(
 def test_unknown_hardware_gets_a_wide_error() -> None:
     bare = replace(A100, matmul_share=None, links=replace(A100.links, nic_gb_per_s=None))
 
-    known, unknown = (plan([recipe()], replace(PROBLEM, cluster=cluster)) for cluster in (A100, bare))
+    known, unknown = (
+        plan([recipe()], replace(PROBLEM, cluster=cluster)) for cluster in (A100, bare)
+    )
 
     assert error_of(unknown) > 2 * error_of(known)
     assert known.trust.assumed == ()
@@ -267,7 +338,9 @@ def test_an_interval_is_wider_where_less_is_known() -> None:
 
 
 def test_a_network_that_nobody_measured_may_be_far_slower_and_hardly_faster() -> None:
-    """Pipelines hide behind nothing: 2 micro-batches on 8 nodes send activations, and 64 replicas whole gradients."""
+    """Pipelines hide behind nothing: 2 micro-batches on 8 nodes send activations, and 64 replicas
+    whole gradients.
+    """
     unseen = replace(A100, device="of-my-own", nodes=64)
     (inside, far), (less, more) = (
         ends(unseen, devices=devices, accumulation=2, tensor_parallel=8) for devices in (8, 512)
@@ -275,7 +348,9 @@ def test_a_network_that_nobody_measured_may_be_far_slower_and_hardly_faster() ->
 
     assert more > 3 * far
     assert less < 1.2 * inside
-    assert ends(replace(A100, nodes=64), devices=512, accumulation=2, tensor_parallel=8)[1] < more / 3
+    assert (
+        ends(replace(A100, nodes=64), devices=512, accumulation=2, tensor_parallel=8)[1] < more / 3
+    )
 
 
 def test_the_mean_error_follows_from_the_bounds() -> None:
@@ -298,40 +373,60 @@ def test_times_without_a_peak_are_no_estimates() -> None:
     assert known == {"peak_memory_bytes_max_rank"}
     shown = json.loads(to_json(found.shown(1)))
     assert shown["why_no_times"] == blind.in_words()
-    of_time = ("step_time_s", "tokens_per_s", "model_tflops_per_device", "mfu", "limit", "tokens_per_s_bounds")
+    of_time = (
+        "step_time_s",
+        "tokens_per_s",
+        "model_tflops_per_device",
+        "mfu",
+        "limit",
+        "tokens_per_s_bounds",
+    )
     assert {shown["estimates"][0][name] for name in of_time} == {None}
     frame = found.to_frame()
     assert frame[list(of_time)].isna().all(axis=None)
     assert frame.attrs["why_no_times"] == blind.in_words()
 
 
-def test_no_command_prints_a_time_without_a_peak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_prints_a_time_without_a_peak(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "blind.toml"
     text = (
-        EXAMPLE.read_text().replace('preset = "frontier"', 'preset = "dgx-1-v100"').replace("nodes = 16", "nodes = 64")
+        EXAMPLE.read_text()
+        .replace('preset = "frontier"', 'preset = "dgx-1-v100"')
+        .replace("nodes = 16", "nodes = 64")
     )
     file.write_text(text)
     best = frontrunner.plan(file).fastest(1)[0]
     assert best.recipe.pipeline_parallel > 1, "whose step would be drawn"
     for words in (["plan", "FILE"], ["plan", "FILE", "--nodes", "32,64"], ["advise", "FILE"],
-                  ["explain", "--campaign", "FILE", best.recipe_id, "--svg", str(tmp_path / "x.svg")]):  # fmt: skip
+                  ["explain", "--campaign", "FILE", best.recipe_id, "--svg",
+                      str(tmp_path / "x.svg")]):  # fmt: skip
         cli([str(file) if word == "FILE" else word for word in words], standalone_mode=False)
         printed = capsys.readouterr().out
         assert "no time or rate here is an estimate" in printed
-        assert not re.search(r"\d (s|ms|min|tokens/s)\b|faster|longer[^ ]|TFLOPS|MFU|bubble", printed), words[0]
+        assert not re.search(
+            r"\d (s|ms|min|tokens/s)\b|faster|longer[^ ]|TFLOPS|MFU|bubble", printed
+        ), words[0]
     assert "seconds per step" not in (tmp_path / "x.svg").read_text()
     with pytest.raises(InvalidInput, match=r"cluster\.peak_tflops\.bf16 is not given"):
         step_timeline(best.recipe, read_campaign_file(file).spec.problem)
 
 
-def test_no_command_offers_what_the_trainer_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_offers_what_the_trainer_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Multi-token prediction is estimated, and neither trained nor traced."""
     offered = {}
     for layers in (0, 1):
         file = tmp_path / f"{layers}.toml"
         file.write_text(EXAMPLE.read_text().replace("[model]", f"[model]\nmtp_layers = {layers}"))
         best = frontrunner.plan(file).fastest(1)[0]
-        for words in (["plan", "FILE"], ["advise", "FILE"], ["explain", "--campaign", "FILE", best.recipe_id]):
+        for words in (
+            ["plan", "FILE"],
+            ["advise", "FILE"],
+            ["explain", "--campaign", "FILE", best.recipe_id],
+        ):
             cli([str(file) if word == "FILE" else word for word in words], standalone_mode=False)
         printed = capsys.readouterr().out
         offered[layers] = [f"frontrunner {name} " in printed for name in ("launch", "dryrun")]
@@ -342,7 +437,10 @@ def test_no_command_offers_what_the_trainer_refuses(tmp_path: Path, capsys: pyte
 def test_hardware_that_the_formulas_were_not_judged_on_gets_a_wide_error() -> None:
     other = plan([recipe()], replace(PROBLEM, cluster=replace(A100, device="h100-80gb")))
     in_fp32 = plan(
-        [recipe()], replace(PROBLEM, precision="fp32", cluster=replace(A100, peak_tflops=ByPrecision(fp32=19.5)))
+        [recipe()],
+        replace(
+            PROBLEM, precision="fp32", cluster=replace(A100, peak_tflops=ByPrecision(fp32=19.5))
+        ),
     )
 
     for found in (other, in_fp32):
@@ -373,7 +471,9 @@ def test_the_command_answers_programs(tmp_path: Path, example: Plan) -> None:
     done = told("plan", str(EXAMPLE), "--top", "2", "--json", cwd=tmp_path)
 
     answer = json.loads(done.stdout)
-    assert [found["recipe_id"] for found in answer["estimates"]] == [f.recipe_id for f in fitting(example)[:2]]
+    assert [found["recipe_id"] for found in answer["estimates"]] == [
+        f.recipe_id for f in fitting(example)[:2]
+    ]
     assert answer["fitting"] == len(fitting(example))
     assert answer["expected_error"] == example.trust.expected_error
 
@@ -400,8 +500,10 @@ def test_planning_imports_nothing_heavy() -> None:
 import sys, frontrunner
 frontrunner.plan({str(EXAMPLE)!r})
 print(sorted({{"torch", "deepspeed", "optuna", "deephyper", "pandas", "sqlalchemy"}} & set(sys.modules)))
-"""
-    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+"""  # noqa: E501
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
+    )
 
     assert done.stdout.strip() == "[]"
 

@@ -1,4 +1,6 @@
-"""Text to token files: what is written, that it does not depend on threads, and that mistakes leave nothing."""
+"""Text to token files: what is written, that it does not depend on threads, and that mistakes leave
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,17 @@ import numpy as np
 import pytest
 
 from frontrunner.evaluators.text import documents
-from frontrunner.evaluators.text.prepare import PrepareSettings, held_out_documents, load_tokenizer, prepare
+from frontrunner.evaluators.text.prepare import (
+    PrepareSettings,
+    held_out_documents,
+    load_tokenizer,
+    prepare,
+)
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
-TEXTS = [f"document {number}: " + "one two three naïve \n" * (number % 7 + 1) for number in range(300)]
+TEXTS = [
+    f"document {number}: " + "one two three naïve \n" * (number % 7 + 1) for number in range(300)
+]
 
 
 @pytest.fixture
@@ -34,11 +43,14 @@ def written(out: Path) -> list[list[int]]:
     tokens = np.fromfile(out, dtype=about["dtype"])
     assert len(tokens) == about["tokens"]
     return [
-        part[:-1].tolist() for part in np.split(tokens, np.flatnonzero(tokens == about["end_of_document"]) + 1)[:-1]
+        part[:-1].tolist()
+        for part in np.split(tokens, np.flatnonzero(tokens == about["end_of_document"]) + 1)[:-1]
     ]
 
 
-def test_every_document_is_written_once_and_a_share_of_whole_ones_is_last(lines: Path, tmp_path: Path) -> None:
+def test_every_document_is_written_once_and_a_share_of_whole_ones_is_last(
+    lines: Path, tmp_path: Path
+) -> None:
     found = prepare((lines,), settings(tmp_path / "a.bin"))
 
     texts = load_tokenizer(found.tokenizer).decode_batch(written(found.path))
@@ -64,7 +76,9 @@ def test_the_same_text_is_the_same_file_whatever_its_form(lines: Path, tmp_path:
     with gzip.open(tmp_path / "d.jsonl.gz", "wb") as packed:
         packed.write(lines.read_bytes())
     for name in ("b.parquet", "c.txt", "d.jsonl.gz"):
-        chosen = settings(tmp_path / f"{name[0]}.bin", train_vocabulary=None, tokenizer=first.tokenizer)
+        chosen = settings(
+            tmp_path / f"{name[0]}.bin", train_vocabulary=None, tokenizer=first.tokenizer
+        )
         again = prepare((tmp_path / name,), chosen)
         assert again.path.read_bytes() == first.path.read_bytes(), name
         assert again.tokenizer.read_bytes() == first.tokenizer.read_bytes()
@@ -85,7 +99,9 @@ def test_tokens_do_not_depend_on_how_text_is_batched(
     assert again.tokenizer.read_bytes() == first.tokenizer.read_bytes()
 
 
-def test_a_long_document_is_cut_at_lines_and_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_document_is_cut_at_lines_and_stays_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "long.txt").write_text("".join(TEXTS))
     (tmp_path / "long.jsonl").write_text(json.dumps({"text": "".join(TEXTS)}))
     monkeypatch.setattr(documents, "PIECE_CHARACTERS", 100)
@@ -115,25 +131,35 @@ MISTAKES: dict[str, tuple[bytes, str]] = {
     "no JSON": (b'{"text": "a"}\n\n{"text"\n', "bad.jsonl:3 is not JSON"),
     "no object": (b'["a"]\n', 'bad.jsonl:1 is ["a"]: expected an object'),
     "no text": (b'{"text": 3}\n', "bad.jsonl:1: text = 3: expected text"),
-    "no UTF-8": (b'{"text": "a"}\n{"text": "\xff"}\n', "bad.jsonl:2 is not UTF-8: byte 11 of the line"),
+    "no UTF-8": (
+        b'{"text": "a"}\n{"text": "\xff"}\n',
+        "bad.jsonl:2 is not UTF-8: byte 11 of the line",
+    ),
     "half a pair": (b'{"text": "\\ud800"}\n', "bad.jsonl:1: text holds half a surrogate pair"),
     "nothing": (b'{"text": ""}\n\n', "no document has any text"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_name_file_and_line_and_leave_nothing(mistake: str, lines: Path, tmp_path: Path) -> None:
+def test_mistakes_name_file_and_line_and_leave_nothing(
+    mistake: str, lines: Path, tmp_path: Path
+) -> None:
     content, message = MISTAKES[mistake]
     tokenizer = prepare((lines,), settings(tmp_path / "a.bin")).tokenizer
     (tmp_path / "bad.jsonl").write_bytes(content)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(InvalidInput) as caught:
-        prepare((tmp_path / "bad.jsonl",), settings(tmp_path / "b.bin", train_vocabulary=None, tokenizer=tokenizer))
+        prepare(
+            (tmp_path / "bad.jsonl",),
+            settings(tmp_path / "b.bin", train_vocabulary=None, tokenizer=tokenizer),
+        )
     assert message in caught.value.message
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_what_cannot_be_prepared_is_refused(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_prepared_is_refused(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refusal(*paths: Path, **changes: Any) -> str:
         with pytest.raises(FrontrunnerError) as caught:
             prepare(paths, settings(changes.pop("out", tmp_path / "a.bin"), **changes))
@@ -150,7 +176,9 @@ def test_what_cannot_be_prepared_is_refused(lines: Path, tmp_path: Path, monkeyp
     assert "--validation = 0.5" in refusal(lines, validation=0.5)
     assert "--out" in refusal(lines, out=tmp_path / "a.tokens")
     assert "one of --tokenizer and --train-vocabulary" in refusal(lines, train_vocabulary=None)
-    assert "not a tokenizer.json" in refusal(lines, train_vocabulary=None, tokenizer=tmp_path / "a.json")
+    assert "not a tokenizer.json" in refusal(
+        lines, train_vocabulary=None, tokenizer=tmp_path / "a.json"
+    )
     prepare((lines,), settings(tmp_path / "done.bin"))
     assert "done.bin is there already" in refusal(lines, out=tmp_path / "done.bin")
     table = json.loads((tmp_path / "done.tokenizer.json").read_text())

@@ -28,12 +28,18 @@ from frontrunner.views.presets import presets_by_kind
 
 
 def catalogue(name: str) -> dict[str, dict[str, Any]]:
-    return tomllib.loads((files("frontrunner.spaces") / "preset_data" / f"{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(
+        (files("frontrunner.spaces") / "preset_data" / f"{name}.toml").read_text(encoding="utf-8")
+    )
 
 
 def model(name: str) -> Model:
     table = model_preset(name)
-    return validate(Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table, prefix="model")
+    return validate(
+        Model,
+        {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"]} | table,
+        prefix="model",
+    )
 
 
 def cluster(name: str) -> Cluster:
@@ -54,12 +60,17 @@ def cluster(name: str) -> Cluster:
         ("deepseek-v3", 37, False),
     ],
 )
-def test_active_parameters_are_the_published_ones(name: str, published: float, counts_embedding: bool) -> None:
+def test_active_parameters_are_the_published_ones(
+    name: str, published: float, counts_embedding: bool
+) -> None:
     mixture = model(name)
     embedding = 0 if counts_embedding else mixture.vocabulary * mixture.hidden
     assert (mixture.active_parameters - embedding) / 1e9 == pytest.approx(published, rel=0.025)
     stated = presets_by_kind(name)["models"][name]
-    assert (stated["parameters"], stated["active_parameters"]) == (mixture.parameters, mixture.active_parameters)
+    assert (stated["parameters"], stated["active_parameters"]) == (
+        mixture.parameters,
+        mixture.active_parameters,
+    )
 
 
 # Parameters of the released checkpoints. The Frontier study's names are rounded.
@@ -100,17 +111,25 @@ def test_active_parameters_are_the_published_ones(name: str, published: float, c
         ("deepseek-v3", 671_026_404_352, 0),
     ],
 )
-def test_models_have_the_published_parameters(name: str, parameters: float, tolerance: float) -> None:
-    assert replace(model(name), vocabulary_multiple=1).parameters == pytest.approx(parameters, rel=tolerance, abs=0)
+def test_models_have_the_published_parameters(
+    name: str, parameters: float, tolerance: float
+) -> None:
+    assert replace(model(name), vocabulary_multiple=1).parameters == pytest.approx(
+        parameters, rel=tolerance, abs=0
+    )
 
 
 def test_a_layer_that_predicts_a_further_token_has_the_published_parameters() -> None:
-    """11.5 billion of DeepSeek-V3's own, 2.4 of which a token meets with embedding and head (its README_WEIGHTS)."""
+    """11.5 billion of DeepSeek-V3's own, 2.4 of which a token meets with embedding and head (its
+    README_WEIGHTS).
+    """
     plain = replace(model("deepseek-v3"), vocabulary_multiple=1)
     further = replace(plain, mtp_layers=1)
     assert (further.parameters - plain.parameters) / 1e9 == pytest.approx(11.5, rel=0.01)
     shared = 2 * plain.vocabulary * plain.hidden
-    assert (further.active_parameters - plain.active_parameters + shared) / 1e9 == pytest.approx(2.4, rel=0.06)
+    assert (further.active_parameters - plain.active_parameters + shared) / 1e9 == pytest.approx(
+        2.4, rel=0.06
+    )
 
 
 def test_every_model_preset_is_tested() -> None:
@@ -120,11 +139,20 @@ def test_every_model_preset_is_tested() -> None:
 
 @pytest.mark.parametrize(
     ("name", "layers", "hidden", "heads"),
-    [("frontier-22b", 48, 6144, 48), ("frontier-175b", 96, 12288, 96), ("frontier-1t", 128, 25600, 200)],
+    [
+        ("frontier-22b", 48, 6144, 48),
+        ("frontier-175b", 96, 12288, 96),
+        ("frontier-1t", 128, 25600, 200),
+    ],
 )
 def test_the_frontier_study_s_models(name: str, layers: int, hidden: int, heads: int) -> None:
     shape = model(name)
-    assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads) == (layers, hidden, heads, heads)
+    assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads) == (
+        layers,
+        hidden,
+        heads,
+        heads,
+    )
 
 
 # Devices a node, GiB a device, fp16 TFLOP/s, and the network in GB/s: ports x rate.
@@ -176,12 +204,16 @@ def test_clusters_have_their_published_figures(
 
 @pytest.mark.parametrize("name", preset_names("devices"))
 def test_fp8_rates_are_dense_ones(name: str) -> None:
-    """Twice those in 16 bits, but for Gaudi 3's engines, which do both alike; none before Ada, Hopper and MI300."""
+    """Twice those in 16 bits, but for Gaudi 3's engines, which do both alike; none before Ada,
+    Hopper and MI300.
+    """
     rates = device_preset(name)["peak_tflops"]
     if any(one in name for one in ("a100", "v100", "mi250", "pvc", "a10g")):
         assert "fp8" not in rates
     else:
-        assert rates["fp8"] == pytest.approx((1 if name == "gaudi-3" else 2) * rates["bf16"], rel=0.02)
+        assert rates["fp8"] == pytest.approx(
+            (1 if name == "gaudi-3" else 2) * rates["bf16"], rel=0.02
+        )
 
 
 def test_every_cluster_preset_is_tested() -> None:
@@ -243,7 +275,9 @@ def test_every_entry_has_a_source(name: str) -> None:
         ("", None),
     ],
 )
-def test_devices_are_known_by_the_name_that_their_driver_reports(reported: str, device: str | None) -> None:
+def test_devices_are_known_by_the_name_that_their_driver_reports(
+    reported: str, device: str | None
+) -> None:
     found = known_device(reported)
     assert (found["device"] if found else None) == device
 
@@ -258,7 +292,9 @@ def test_no_name_is_two_presets() -> None:
     assert len(names) == len(set(names))
 
 
-def test_presets_are_listed_and_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presets_are_listed_and_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     frontrunner(["presets"], standalone_mode=False)
     listed = capsys.readouterr().out
@@ -277,7 +313,9 @@ def test_presets_do_not_share_what_they_hand_out() -> None:
     assert model_preset("gpt2-small")["layers"] == 12
 
 
-@pytest.mark.parametrize(("given", "hint"), [("gpt2-smal", "gpt2-small"), ("llama-3-8", "llama-3-8b")])
+@pytest.mark.parametrize(
+    ("given", "hint"), [("gpt2-smal", "gpt2-small"), ("llama-3-8", "llama-3-8b")]
+)
 def test_an_unknown_model_names_the_nearest(given: str, hint: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         model_preset(given)
@@ -296,21 +334,37 @@ def campaign(model_table: dict[str, Any], cluster_table: dict[str, Any], tmp_pat
 
 @pytest.mark.parametrize("base", [{}, {"preset": "dgx-h100"}])
 def test_a_device_by_another_name_is_the_same_device(base: dict[str, Any]) -> None:
-    by_name, by_key = (parse_cluster(base | {"devices_per_node": 8, "device": name}) for name in ("H100", "h100-80gb"))
+    by_name, by_key = (
+        parse_cluster(base | {"devices_per_node": 8, "device": name})
+        for name in ("H100", "h100-80gb")
+    )
     assert by_name == by_key
 
 
 def test_a_file_s_own_fields_go_before_the_preset_s(tmp_path: Any) -> None:
     found = campaign(
-        {"preset": "llama-3-8b", "layers": 4, "name": "short"}, {"preset": "frontier", "nodes": 16}, tmp_path
+        {"preset": "llama-3-8b", "layers": 4, "name": "short"},
+        {"preset": "frontier", "nodes": 16},
+        tmp_path,
     )
-    assert (found.model.layers, found.model.hidden, found.model.kv_heads, found.model.name) == (4, 4096, 8, "short")
+    assert (found.model.layers, found.model.hidden, found.model.kv_heads, found.model.name) == (
+        4,
+        4096,
+        8,
+        "short",
+    )
     assert (found.cluster.devices, found.cluster.name) == (128, "frontier")
 
 
 def test_heads_and_feed_forward_follow_from_what_is_given(tmp_path: Any) -> None:
     found = campaign(
-        {"preset": "gpt2-small", "hidden": 96, "heads": 6}, {"device": "mi300x", "devices_per_node": 2}, tmp_path
+        {"preset": "gpt2-small", "hidden": 96, "heads": 6},
+        {"device": "mi300x", "devices_per_node": 2},
+        tmp_path,
     )
     assert (found.model.kv_heads, found.model.ffn_hidden) == (6, 384)
-    assert (found.cluster.memory_gib_per_device, found.cluster.backend, found.cluster.devices) == (192, "rocm", 2)
+    assert (found.cluster.memory_gib_per_device, found.cluster.backend, found.cluster.devices) == (
+        192,
+        "rocm",
+        2,
+    )

@@ -17,9 +17,9 @@ def test_a_constant_moves_on_its_scale_and_a_share_stays_one() -> None:
     assert moved("memory", 0.8, -0.5) == pytest.approx(0.8 * math.exp(-0.5))
     assert moved("gradient_overlap", 0.5, math.log(3)) == pytest.approx(0.75)
     assert 0 < moved("gradient_overlap", 1.0, -1.0) < 1
-    assert place("gradient_overlap", moved("gradient_overlap", 0.3, 0.7)) - place("gradient_overlap", 0.3) == (
-        pytest.approx(0.7)
-    )
+    assert place("gradient_overlap", moved("gradient_overlap", 0.3, 0.7)) - place(
+        "gradient_overlap", 0.3
+    ) == (pytest.approx(0.7))
 
 
 def test_what_is_not_known_of_a_cluster_widens_its_constants() -> None:
@@ -30,7 +30,10 @@ def test_what_is_not_known_of_a_cluster_widens_its_constants() -> None:
     assert deviations_of(A100, ("memory_gb_per_s",), is_validated=True)["memory"] > 0.5
     assert deviations_of(fitted, (), is_validated=True)["memory"] < known["memory"]
     reaches = replace(A100, efficiencies={"network_links": 0.3})
-    unseen, measured = (deviations_of(cluster, (), is_validated=False)["network_links"] for cluster in (A100, reaches))
+    unseen, measured = (
+        deviations_of(cluster, (), is_validated=False)["network_links"]
+        for cluster in (A100, reaches)
+    )
     assert unseen > 1
     assert measured < known["network_links"]
     assert set(known) == set(Machine.of(A100, "bf16", FRONTRUNNER).constants())

@@ -1,4 +1,6 @@
-"""Token files: what is taken as it is, what is made, and what is refused before a probe reads it."""
+"""Token files: what is taken as it is, what is made, and what is refused before a probe reads
+it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from frontrunner.spaces.problem import GlobalBatch, Problem
 MODEL = Model(name="toy", layers=2, hidden=16, heads=2, kv_heads=2, ffn_hidden=64, vocabulary=300)
 PROBLEM = Problem(
     model=MODEL,
-    cluster=Cluster(name="c", device="d", backend="cpu", nodes=1, devices_per_node=1, memory_gib_per_device=1.0),
+    cluster=Cluster(
+        name="c", device="d", backend="cpu", nodes=1, devices_per_node=1, memory_gib_per_device=1.0
+    ),
     sequence_length=9,
     global_batch=GlobalBatch(minimum=1, maximum=1),
 )
@@ -58,9 +62,13 @@ def test_other_text_gets_another_file_and_the_same_text_the_same(tmp_path: Path)
 
 
 def test_the_built_in_text_fits_a_byte_vocabulary(tmp_path: Path) -> None:
-    unfinished = tmp_path / f".builtin-{platform.python_version()}.bin.4711"  # of a driver that was killed meanwhile
+    unfinished = (
+        tmp_path / f".builtin-{platform.python_version()}.bin.4711"
+    )  # of a driver that was killed meanwhile
     unfinished.touch()
-    (found,) = corpus(DataSettings(), tmp_path, replace(PROBLEM, model=replace(MODEL, vocabulary=257)))
+    (found,) = corpus(
+        DataSettings(), tmp_path, replace(PROBLEM, model=replace(MODEL, vocabulary=257))
+    )
     assert not unfinished.exists()
     tokens = np.fromfile(found.path, dtype=found.dtype)
     assert len(tokens) > 1_000_000
@@ -87,7 +95,9 @@ def test_a_token_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [0, FEWEST - 1])
 def test_too_few_tokens_are_refused(tmp_path: Path, count: int) -> None:
     data = written(tmp_path / "t.bin", [1] * count)
-    with pytest.raises(InvalidInput, match=rf"at least {FEWEST} tokens, 40 sequences of 9; it has {count}$"):
+    with pytest.raises(
+        InvalidInput, match=rf"at least {FEWEST} tokens, 40 sequences of 9; it has {count}$"
+    ):
         corpus(data, tmp_path, PROBLEM)
 
 
@@ -114,7 +124,9 @@ def test_text_needs_a_vocabulary_of_bytes(tmp_path: Path) -> None:
 
 
 def test_the_built_in_text_may_be_too_short(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"^data\.path is missing: expected a text of .*the built-in one has"):
+    with pytest.raises(
+        InvalidInput, match=r"^data\.path is missing: expected a text of .*the built-in one has"
+    ):
         corpus(DataSettings(), tmp_path, replace(PROBLEM, sequence_length=1_000_000))
 
 
@@ -127,7 +139,9 @@ def unusable(case: str, folder: Path) -> tuple[DataSettings, Problem]:
         "short text": "short.txt",
         "half": "half.bin",
     }
-    (folder / "short.txt").write_bytes(b"x" * (FEWEST - 2))  # the end of the document is one more token
+    (folder / "short.txt").write_bytes(
+        b"x" * (FEWEST - 2)
+    )  # the end of the document is one more token
     (folder / "half.bin").write_bytes(b"\0" * (2 * FEWEST + 1))
     written(folder / "outside.bin", [300] * FEWEST)
     if case == "short built-in text":
@@ -139,7 +153,16 @@ def unusable(case: str, folder: Path) -> tuple[DataSettings, Problem]:
 
 @pytest.mark.parametrize(
     "case",
-    ["gone", "gone tokens", "folder", "short text", "half", "outside", "short built-in text", "small vocabulary"],
+    [
+        "gone",
+        "gone tokens",
+        "folder",
+        "short text",
+        "half",
+        "outside",
+        "short built-in text",
+        "small vocabulary",
+    ],
 )
 def test_a_check_refuses_what_training_would_and_writes_nothing(case: str, tmp_path: Path) -> None:
     data, problem = unusable(case, tmp_path)
@@ -154,7 +177,11 @@ def test_a_check_refuses_what_training_would_and_writes_nothing(case: str, tmp_p
 
 def test_a_check_passes_what_training_takes(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"x" * (FEWEST - 1))
-    usable = (DataSettings(), DataSettings(path=str(tmp_path / "a.txt")), written(tmp_path / "t.bin", [299] * FEWEST))
+    usable = (
+        DataSettings(),
+        DataSettings(path=str(tmp_path / "a.txt")),
+        written(tmp_path / "t.bin", [299] * FEWEST),
+    )
     for data in usable:
         check_data(data, PROBLEM)
         corpus(data, tmp_path, PROBLEM)
@@ -163,13 +190,21 @@ def test_a_check_passes_what_training_takes(tmp_path: Path) -> None:
 def test_a_prepared_file_is_read_by_its_description(tmp_path: Path) -> None:
     path, large = tmp_path / "a.bin", replace(PROBLEM, model=replace(MODEL, vocabulary=100_000))
     (tmp_path / "a.txt").write_text("a\n" * 500)
-    about = prepare((tmp_path / "a.txt",), PrepareSettings(out=path, train_vocabulary=300, validation=0.1)).description
+    about = prepare(
+        (tmp_path / "a.txt",), PrepareSettings(out=path, train_vocabulary=300, validation=0.1)
+    ).description
     data = DataSettings(path=str(path))
 
     check_data(data, large)
     (tokens,) = corpus(data, tmp_path, large)
-    assert (tokens.dtype, tokens.held_out_tokens) == ("uint16", about.held_out_tokens)  # not as the model's size has it
-    with pytest.raises(InvalidInput, match=rf"model.vocabulary = 200: expected at least {about.vocabulary}, the voc"):
+    assert (tokens.dtype, tokens.held_out_tokens) == (
+        "uint16",
+        about.held_out_tokens,
+    )  # not as the model's size has it
+    with pytest.raises(
+        InvalidInput,
+        match=rf"model.vocabulary = 200: expected at least {about.vocabulary}, the voc",
+    ):
         check_data(data, replace(PROBLEM, model=replace(MODEL, vocabulary=200)))
     with pytest.raises(InvalidInput, match="held out for evaluation, a sequence; it has"):
         check_data(data, replace(large, sequence_length=about.held_out_tokens))
@@ -177,24 +212,37 @@ def test_a_prepared_file_is_read_by_its_description(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"a.json describes [\d,]+ tokens of 2 bytes, but"):
         check_data(data, large)
     (tmp_path / "a.json").write_text('{"version": 1}')
-    with pytest.raises(InvalidInput, match=r"a.json does not describe a.bin: description.d.* is missing"):
+    with pytest.raises(
+        InvalidInput, match=r"a.json does not describe a.bin: description.d.* is missing"
+    ):
         check_data(data, large)
 
 
-def test_prepared_data_are_the_same_with_their_tokenizer_and_held_out_part_alone(tmp_path: Path) -> None:
+def test_prepared_data_are_the_same_with_their_tokenizer_and_held_out_part_alone(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.bin"
     (tmp_path / "a.txt").write_text("a\n" * 500)
-    made = prepare((tmp_path / "a.txt",), PrepareSettings(out=path, train_vocabulary=300, validation=0.1))
+    made = prepare(
+        (tmp_path / "a.txt",), PrepareSettings(out=path, train_vocabulary=300, validation=0.1)
+    )
     stated = training_data(DataSettings(path=str(path)))
     require_same_data(stated)
-    assert (stated[0].tokenizer, stated[0].held_out_tokens) == (made.tokenizer.name, made.description.held_out_tokens)
+    assert (stated[0].tokenizer, stated[0].held_out_tokens) == (
+        made.tokenizer.name,
+        made.description.held_out_tokens,
+    )
     made.tokenizer.write_bytes(made.tokenizer.read_bytes() + b" ")
-    with pytest.raises(InvalidInput, match=r"a\.bin is not what .* another tokenizer or held-out part"):
+    with pytest.raises(
+        InvalidInput, match=r"a\.bin is not what .* another tokenizer or held-out part"
+    ):
         require_same_data(stated)
 
 
 def of_files(*weighted: tuple[Path, float]) -> DataSettings:
-    return DataSettings(files=tuple(DataFile(path=str(path), weight=weight) for path, weight in weighted))
+    return DataSettings(
+        files=tuple(DataFile(path=str(path), weight=weight) for path, weight in weighted)
+    )
 
 
 def test_several_files_are_checked_stated_and_trained_on_one_by_one(tmp_path: Path) -> None:
@@ -210,10 +258,14 @@ def test_several_files_are_checked_stated_and_trained_on_one_by_one(tmp_path: Pa
     assert data_of(stated) == data
     require_same_data(stated)
     second.write_bytes(b"y" * FEWEST)
-    with pytest.raises(InvalidInput, match=r"b\.txt is not what the recipe was trained on: it has another content"):
+    with pytest.raises(
+        InvalidInput, match=r"b\.txt is not what the recipe was trained on: it has another content"
+    ):
         require_same_data(stated)
     second.write_bytes(b"y" * 10)
-    with pytest.raises(InvalidInput, match=r"^data\.files\.path = .*b\.txt\": expected at least 400 tokens"):
+    with pytest.raises(
+        InvalidInput, match=r"^data\.files\.path = .*b\.txt\": expected at least 400 tokens"
+    ):
         check_data(data, PROBLEM)
 
 
@@ -221,11 +273,17 @@ def test_files_of_different_tokenizers_do_not_go_together(tmp_path: Path) -> Non
     (tmp_path / "a.txt").write_text("a\n" * 500)
     (tmp_path / "b.txt").write_text("b c\n" * 500)
     for name in "ab":
-        settings = PrepareSettings(out=tmp_path / f"{name}.bin", train_vocabulary=258, validation=0.1)
+        settings = PrepareSettings(
+            out=tmp_path / f"{name}.bin", train_vocabulary=258, validation=0.1
+        )
         prepare((tmp_path / f"{name}.txt",), settings)
-    same = PrepareSettings(out=tmp_path / "c.bin", tokenizer=tmp_path / "a.tokenizer.json", validation=0.1)
+    same = PrepareSettings(
+        out=tmp_path / "c.bin", tokenizer=tmp_path / "a.tokenizer.json", validation=0.1
+    )
     prepare((tmp_path / "b.txt",), same)
     check_data(of_files((tmp_path / "a.bin", 1.0), (tmp_path / "c.bin", 1.0)), PROBLEM)
     for other in ("b.bin", "b.txt"):
-        with pytest.raises(InvalidInput, match=rf"{other}\": expected tokens of the tokenizer of .*a\.bin"):
+        with pytest.raises(
+            InvalidInput, match=rf"{other}\": expected tokens of the tokenizer of .*a\.bin"
+        ):
             check_data(of_files((tmp_path / "a.bin", 1.0), (tmp_path / other, 1.0)), PROBLEM)

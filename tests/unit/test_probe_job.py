@@ -17,7 +17,9 @@ from support.campaigns import setup_of, tiny_recipe
 def test_a_job_equals_what_its_file_gives_back(tmp_path: Path) -> None:
     """A replay that goes on compares its job with the file in its folder."""
     setup = setup_of(tmp_path)
-    recipe = tiny_recipe(pipeline_parallel=2, schedule="1f1b", micro_batch_seqs=4, layers_per_stage=(1, 1))
+    recipe = tiny_recipe(
+        pipeline_parallel=2, schedule="1f1b", micro_batch_seqs=4, layers_per_stage=(1, 1)
+    )
     tokens = (Corpus(path=tmp_path / "tokens.bin", dtype="uint16"),)
     probe = probe_job(setup, recipe, tmp_path, tokens)
     profile = profile_job(setup, recipe, tmp_path, tokens, steps=3, samples_host=True)
@@ -33,9 +35,12 @@ def test_a_probe_is_adaptive_unless_its_steps_are_counted(tmp_path: Path) -> Non
     tokens = (Corpus(path=tmp_path / "tokens.bin", dtype="uint16"),)
     recipe = tiny_recipe()
     best_tokens_per_s = tokens_per_step(recipe, counted.problem) / 0.5
-    order = ProbeOrder(token="a", recipe=recipe, run_folder=tmp_path / "a", best_tokens_per_s=best_tokens_per_s)
+    order = ProbeOrder(
+        token="a", recipe=recipe, run_folder=tmp_path / "a", best_tokens_per_s=best_tokens_per_s
+    )
     jobs = [
-        write_job(order, probe_job(setup, recipe, tmp_path, tokens), setup).read_text() for setup in (counted, adaptive)
+        write_job(order, probe_job(setup, recipe, tmp_path, tokens), setup).read_text()
+        for setup in (counted, adaptive)
     ]
     first, second = (Job.from_json(job).probe for job in jobs)
     assert first is not None
@@ -43,15 +48,27 @@ def test_a_probe_is_adaptive_unless_its_steps_are_counted(tmp_path: Path) -> Non
     assert second is not None
     assert second.adaptive is not None
     assert (second.warm_up_steps, second.measured_steps) == (2, 7)
-    assert (second.adaptive.best_step_time_s, second.adaptive.stop_after_s) == (0.5, DEADLINE_SHARE * 100.0)
+    assert (second.adaptive.best_step_time_s, second.adaptive.stop_after_s) == (
+        0.5,
+        DEADLINE_SHARE * 100.0,
+    )
 
 
 def test_a_replay_trains_with_the_router_however_probes_deal_tokens(tmp_path: Path) -> None:
     setup = setup_of(tmp_path)
-    model = replace(setup.problem.model, experts=4, experts_per_token=2, routing="uniform", biases="none")
+    model = replace(
+        setup.problem.model, experts=4, experts_per_token=2, routing="uniform", biases="none"
+    )
     setup = replace(setup, problem=replace(setup.problem, model=model))
     recipe, settings = tiny_recipe(), ReplaySettings(steps=2)
-    options = {"recipe": recipe, "settings": settings, "measured_tokens_per_s": None, "anyway": True}
+    options = {
+        "recipe": recipe,
+        "settings": settings,
+        "measured_tokens_per_s": None,
+        "anyway": True,
+    }
     planned = plan(recipe_id="0123456789ab", setup=setup, **options)
-    probed = probe_job(setup, recipe, tmp_path, (Corpus(path=tmp_path / "tokens.bin", dtype="uint16"),))
+    probed = probe_job(
+        setup, recipe, tmp_path, (Corpus(path=tmp_path / "tokens.bin", dtype="uint16"),)
+    )
     assert (planned.job["model"]["routing"], probed["model"]["routing"]) == ("learned", "uniform")

@@ -14,55 +14,91 @@ from frontrunner.evaluators.cluster.environment import launched_rank
 from frontrunner.evaluators.probe.fork_server import _run
 from frontrunner.evaluators.trainer.rendezvous import near_cores, rank_device, set_local_rank_env
 
-PALS = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMIX_RANK": "1", "PALS_LOCAL_RANKID": "0", "CCL_PROCESS_LAUNCHER": "pmix"}
+PALS = {
+    "PMI_RANK": "1",
+    "PMI_SIZE": "2",
+    "PMIX_RANK": "1",
+    "PALS_LOCAL_RANKID": "0",
+    "CCL_PROCESS_LAUNCHER": "pmix",
+}
 """What mpiexec gives to an agent that it started as the only process of the second node."""
 
 
-def test_the_launcher_s_words_for_an_agent_do_not_reach_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_s_words_for_an_agent_do_not_reach_its_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "CCL_LOCAL_RANK", "CCL_LOCAL_SIZE"):
         monkeypatch.setenv(name, "stale")
     for name, value in PALS.items():
         monkeypatch.setenv(name, value)
     set_local_rank_env(7, 12)
-    assert {name: os.environ[name] for name in ("CCL_PROCESS_LAUNCHER", "CCL_LOCAL_RANK", "CCL_LOCAL_SIZE")} == {
+    assert {name: os.environ[name] for name in ("CCL_PROCESS_LAUNCHER", "CCL_LOCAL_RANK",
+    "CCL_LOCAL_SIZE")} == {
         "CCL_PROCESS_LAUNCHER": "none", "CCL_LOCAL_RANK": "7", "CCL_LOCAL_SIZE": "12",
     }  # fmt: skip
     told = {name: os.environ[name] for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")}
-    place = launched_rank(told | {"RANK": "19", "WORLD_SIZE": "24", "MASTER_ADDR": "h", "MASTER_PORT": "1"})
+    place = launched_rank(
+        told | {"RANK": "19", "WORLD_SIZE": "24", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+    )
     assert place is not None
     assert (place.local_rank, place.local_world_size) == (7, 12)
 
 
-def test_fork_server_passes_the_local_world_size_of_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_server_passes_the_local_world_size_of_its_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The third rank of a node with four, of eight ranks on two nodes."""
     found: dict[str, object] = {}
     entry = SimpleNamespace(run_rank=lambda job, **given: found.update(given))
-    monkeypatch.setitem(sys.modules, "frontrunner.evaluators.trainer.entry", entry)  # which imports torch
+    monkeypatch.setitem(
+        sys.modules, "frontrunner.evaluators.trainer.entry", entry
+    )  # which imports torch
     monkeypatch.setattr("frontrunner.evaluators.trainer.job.Job.from_json", lambda text: text)
-    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "CCL_PROCESS_LAUNCHER", "CCL_LOCAL_RANK", "CCL_LOCAL_SIZE"):
+    for name in (
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "CCL_PROCESS_LAUNCHER",
+        "CCL_LOCAL_RANK",
+        "CCL_LOCAL_SIZE",
+    ):
         monkeypatch.setenv(name, "stale")
     (tmp_path / "job.json").write_text("{}")
     request = {"start": "a", "job": str(tmp_path / "job.json"), "world_size": 8, "ranks": [4, 4]}
     _run(request, 6)
     assert (os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]) == ("2", "4")
-    assert found == {"rank": 6, "world_size": 8, "init_method": f"frontrunner-rendezvous://{tmp_path}", "local_rank": 2}
+    assert found == {
+        "rank": 6,
+        "world_size": 8,
+        "init_method": f"frontrunner-rendezvous://{tmp_path}",
+        "local_rank": 2,
+    }
 
 
 NODES = {
-    "two sockets, two devices each": ({"00": "0-3,8-11", "01": "0-3,8-11", "80": "4-7,12-15", "81": "4-7,12-15"}, 8),
-    "one die each, and not in the order of the devices": ({"c1": "0-1,8-9", "c6": "4-5,12-13", "d1": "2-3,10-11"}, 8),
+    "two sockets, two devices each": (
+        {"00": "0-3,8-11", "01": "0-3,8-11", "80": "4-7,12-15", "81": "4-7,12-15"},
+        8,
+    ),
+    "one die each, and not in the order of the devices": (
+        {"c1": "0-1,8-9", "c6": "4-5,12-13", "d1": "2-3,10-11"},
+        8,
+    ),
     "a machine that states no place": ({"00": "0-15", "01": "0-15"}, 8),
 }
 
 
 @pytest.fixture
 def sysfs(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """The kernel's tree of a node with devices, by bus, and a network adapter; cores have two hardware threads."""
+    """The kernel's tree of a node with devices, by bus, and a network adapter; cores have two
+    hardware threads.
+    """
     devices, cores = NODES[request.param]
     cpus = tmp_path / "devices/system/cpu"
     for cpu in range(2 * cores):
         (cpus / f"cpu{cpu}/topology").mkdir(parents=True)
-        (cpus / f"cpu{cpu}/topology/thread_siblings_list").write_text(f"{cpu % cores},{cpu % cores + cores}\n")
+        (cpus / f"cpu{cpu}/topology/thread_siblings_list").write_text(
+            f"{cpu % cores},{cpu % cores + cores}\n"
+        )
     (cpus / "online").write_text(f"0-{2 * cores - 1}\n")
     adapter = {"05": next(iter(devices.values()))}
     for bus, near in (devices | adapter).items():
@@ -75,22 +111,34 @@ def sysfs(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def near(sysfs: Path, bus: str, allowed: set[int] | None = None, ranks: int = 4) -> set[int] | str:
-    return near_cores(f"0000:{bus}:00.0", set(range(16)) if allowed is None else allowed, sysfs, local_ranks=ranks)
+    return near_cores(
+        f"0000:{bus}:00.0", set(range(16)) if allowed is None else allowed, sysfs, local_ranks=ranks
+    )
 
 
 @pytest.mark.parametrize("sysfs", ["two sockets, two devices each"], indirect=True)
 def test_devices_share_the_cores_near_them_whole(sysfs: Path) -> None:
     found = [near(sysfs, bus) for bus in ("00", "01", "80", "81")]
     assert found == [{0, 1, 8, 9}, {2, 3, 10, 11}, {4, 5, 12, 13}, {6, 7, 14, 15}]
-    assert near(sysfs, "01", set(range(4)) | {8, 9, 10}) == {2, 3, 10}, "of those that the rank may use"
+    assert near(sysfs, "01", set(range(4)) | {8, 9, 10}) == {
+        2,
+        3,
+        10,
+    }, "of those that the rank may use"
     assert near(sysfs, "00", {0, 1, 8, 9}) == "its launcher gave it 4 of 16 already"
     why = near(sysfs, "80", {0, 1, 2, 4, 12}, ranks=8)
     assert why == "1 of its processors are near the device, which 2 devices share"
 
 
-@pytest.mark.parametrize("sysfs", ["one die each, and not in the order of the devices"], indirect=True)
+@pytest.mark.parametrize(
+    "sysfs", ["one die each, and not in the order of the devices"], indirect=True
+)
 def test_the_nearest_die_is_the_kernel_s_not_the_number_s(sysfs: Path) -> None:
-    assert [near(sysfs, bus) for bus in ("c1", "c6", "d1")] == [{0, 1, 8, 9}, {4, 5, 12, 13}, {2, 3, 10, 11}]
+    assert [near(sysfs, bus) for bus in ("c1", "c6", "d1")] == [
+        {0, 1, 8, 9},
+        {4, 5, 12, 13},
+        {2, 3, 10, 11},
+    ]
 
 
 @pytest.mark.parametrize("sysfs", ["a machine that states no place"], indirect=True)

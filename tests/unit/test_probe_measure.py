@@ -35,13 +35,16 @@ def test_rates_follow_from_the_median_step() -> None:
     assert isinstance(found, Measurement)
     assert found.tokens_per_step == 8 * 32
     assert found.tokens_per_s == pytest.approx(8 * 32 / 0.25)
-    # The shape by hand: 2 layers of width 64, 4 heads, GELU MLP of 256, sequence 32, vocabulary as it is padded.
+    # The shape by hand: 2 layers of width 64, 4 heads, GELU MLP of 256, sequence 32, vocabulary as
+    # it is padded.
     model = problem().model
     matrices = 4 * 64 * 64 + (3 if model.activation == "swiglu" else 2) * 64 * 256
     forward = 2 * (2 * matrices + 4 * 32 * 64) + 2 * 64 * model.padded_vocabulary
     assert found.model_tflops_per_device == pytest.approx(3 * forward * 1024 / 2 / 1e12)
     scores_again = 2 * 2 * 32 * 64
-    assert found.hardware_tflops_per_device == pytest.approx((3 * forward + scores_again) * 1024 / 2 / 1e12)
+    assert found.hardware_tflops_per_device == pytest.approx(
+        (3 * forward + scores_again) * 1024 / 2 / 1e12
+    )
     assert found.mfu == pytest.approx(found.model_tflops_per_device / 0.1)
     assert found.node_seconds == 3.0
     assert found.peak_memory_bytes_max_rank == 310_000_000
@@ -72,7 +75,9 @@ def test_without_a_stated_peak_there_is_no_mfu() -> None:
         ({"peak_memory_bytes": [0, 5]}, "not positive"),
     ],
 )
-def test_numbers_that_cannot_be_true_are_no_measurement(changes: dict[str, Any], words: str) -> None:
+def test_numbers_that_cannot_be_true_are_no_measurement(
+    changes: dict[str, Any], words: str
+) -> None:
     found = measurement(result(**changes), RECIPE, problem(), node_seconds=2.0)
     assert isinstance(found, Failure)
     assert found.kind is FailureKind.IMPLAUSIBLE
@@ -82,22 +87,34 @@ def test_numbers_that_cannot_be_true_are_no_measurement(changes: dict[str, Any],
 
 def test_what_the_ranks_recorded_is_kept() -> None:
     found = measurement(
-        result(peak_memory_bytes=[300, 500], telemetry={"idle_memory_bytes": [250, 220]}), RECIPE, problem(), 0.0
+        result(peak_memory_bytes=[300, 500], telemetry={"idle_memory_bytes": [250, 220]}),
+        RECIPE,
+        problem(),
+        0.0,
     )
     assert isinstance(found, Measurement)
     assert found.memory_above_idle_bytes_max_rank == 280
     before = measurement(result(), RECIPE, problem(), 0.0)
     assert isinstance(before, Measurement)
-    assert before.memory_above_idle_bytes_max_rank is None, "unknown, of a trainer that records none"
+    assert before.memory_above_idle_bytes_max_rank is None, (
+        "unknown, of a trainer that records none"
+    )
 
 
 def test_a_loss_that_was_not_finite() -> None:
-    found = measurement(result(status="not-finite", losses=[5.5, None], step_times_s=[]), RECIPE, problem(), 1.0)
+    found = measurement(
+        result(status="not-finite", losses=[5.5, None], step_times_s=[]), RECIPE, problem(), 1.0
+    )
     assert isinstance(found, Failure)
-    assert (found.kind, found.message) == (FailureKind.NOT_FINITE, "the loss was not finite at step 2")
+    assert (found.kind, found.message) == (
+        FailureKind.NOT_FINITE,
+        "the loss was not finite at step 2",
+    )
 
 
-@pytest.mark.parametrize("broken", [{}, {"status": "measured"}, result(step_times_s=None), result(losses=[None])])
+@pytest.mark.parametrize(
+    "broken", [{}, {"status": "measured"}, result(step_times_s=None), result(losses=[None])]
+)
 def test_a_file_that_is_no_result_raises(broken: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         measurement(broken, RECIPE, problem(), 0.0)

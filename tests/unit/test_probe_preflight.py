@@ -1,4 +1,6 @@
-"""Whether this machine can offload to a disk: what is asked of it, and what is said where something is missing."""
+"""Whether this machine can offload to a disk: what is asked of it, and what is said where something
+is missing.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,21 @@ from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from support.campaigns import setup_of, tiny_recipe
 
-needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is an extra")
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="deepspeed is an extra"
+)
 
 
 def cluster(folder: Path | None, *, backend: str = "cpu") -> Cluster:
     path = None if folder is None else str(folder)
     return Cluster(
-        name="c", device="d", backend=backend, nodes=1, devices_per_node=2, memory_gib_per_device=1.0, nvme_path=path
+        name="c",
+        device="d",
+        backend=backend,
+        nodes=1,
+        devices_per_node=2,
+        memory_gib_per_device=1.0,
+        nvme_path=path,
     )
 
 
@@ -49,21 +59,35 @@ def test_nothing_is_asked_where_no_recipe_can_use_a_disk(tmp_path: Path) -> None
 
 
 def test_a_folder_that_is_not_there_or_not_to_be_written_is_named() -> None:
-    with pytest.raises(InvalidInput, match=r'^cluster\.nvme_path = "/missing": .*; here: No such file or directory$'):
+    with pytest.raises(
+        InvalidInput,
+        match=r'^cluster\.nvme_path = "/missing": .*; here: No such file or directory$',
+    ):
         prepare_disk(cluster(Path("/missing")), ("nvme",))
-    with pytest.raises(InvalidInput, match=r'^cluster\.nvme_path = "/proc": expected a folder on a disk .*; here: '):
+    with pytest.raises(
+        InvalidInput, match=r'^cluster\.nvme_path = "/proc": expected a folder on a disk .*; here: '
+    ):
         prepare_disk(cluster(Path("/proc")), ("nvme",))
 
 
 @needs_deepspeed
 @pytest.mark.parametrize(
     ("script", "words"),
-    [(None, "there is no C++ compiler"), ("cat >/dev/null; exit 1", "there is no libaio to compile against")],
+    [
+        (None, "there is no C++ compiler"),
+        ("cat >/dev/null; exit 1", "there is no libaio to compile against"),
+    ],
 )
 def test_what_is_missing_to_compile_is_named_with_the_remedy(
-    script: str | None, words: str, tmp_path: Path, no_operator: Path, monkeypatch: pytest.MonkeyPatch
+    script: str | None,
+    words: str,
+    tmp_path: Path,
+    no_operator: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("CXX", compiler(no_operator, script) if script else str(no_operator / "none"))
+    monkeypatch.setenv(
+        "CXX", compiler(no_operator, script) if script else str(no_operator / "none")
+    )
     with pytest.raises(InvalidInput) as caught:
         prepare_disk(cluster(tmp_path), ("nvme",))
     assert words in caught.value.message
@@ -84,8 +108,12 @@ def test_on_rocm_the_operator_comes_with_deepspeed(tmp_path: Path) -> None:
 def test_a_build_that_fails_leaves_its_log_and_nothing_built(
     tmp_path: Path, no_operator: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compiler that finds libaio and then compiles nothing, as one without Python's headers does."""
-    script = 'case "$*" in *-laio*) cat >/dev/null; exit 0;; *) echo "no Python.h" >&2; exit 1;; esac'
+    """A compiler that finds libaio and then compiles nothing, as one without Python's headers
+    does.
+    """
+    script = (
+        'case "$*" in *-laio*) cat >/dev/null; exit 0;; *) echo "no Python.h" >&2; exit 1;; esac'
+    )
     monkeypatch.setenv("CXX", compiler(no_operator, script))
     with pytest.raises(FrontrunnerError, match="operator was not compiled: ") as caught:
         prepare_disk(cluster(tmp_path), ("nvme",))
@@ -97,7 +125,9 @@ def test_a_build_that_fails_leaves_its_log_and_nothing_built(
 
 @needs_deepspeed
 @pytest.mark.usefixtures("no_operator")
-def test_a_compiled_operator_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_operator_is_not_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CXX", "no-compiler")
     for name in OPERATORS:
         (built_folder("cpu") / name).mkdir(parents=True)
@@ -107,9 +137,13 @@ def test_a_compiled_operator_is_not_compiled_again(tmp_path: Path, monkeypatch: 
 
 def test_a_job_names_a_folder_of_its_own_and_what_it_takes(tmp_path: Path) -> None:
     on_disk = {"cluster": {"nvme_path": "/scratch"}}
-    setup = setup_of(tmp_path, **on_disk, probe={"optimizer": "adamw"}, problem={"precision": "bf16"})
+    setup = setup_of(
+        tmp_path, **on_disk, probe={"optimizer": "adamw"}, problem={"precision": "bf16"}
+    )
     recipe = tiny_recipe(offload="nvme")
-    first, second = (disk_table(setup, recipe, tmp_path / token) for token in ("00001.1", "00001.2"))
+    first, second = (
+        disk_table(setup, recipe, tmp_path / token) for token in ("00001.1", "00001.2")
+    )
 
     assert first is not None
     assert second is not None
@@ -122,7 +156,9 @@ def test_a_job_names_a_folder_of_its_own_and_what_it_takes(tmp_path: Path) -> No
     assert disk_table(setup, tiny_recipe(), tmp_path) is None
 
 
-def test_layers_that_predict_further_tokens_are_refused_where_the_built_in_trainer_would_train(tmp_path: Path) -> None:
+def test_layers_that_predict_further_tokens_are_refused_where_the_built_in_trainer_would_train(
+    tmp_path: Path,
+) -> None:
     setup = setup_of(tiny_recipe())
     problem = replace(setup.problem, model=replace(setup.problem.model, mtp_layers=1))
     reason = r"model\.mtp_layers = 1: expected 0 for the built-in trainer"
@@ -140,6 +176,7 @@ def test_a_device_that_no_engine_runs_on_is_refused_for_probes_alone(tmp_path: P
     setup = setup_of(tiny_recipe())
     problem = replace(setup.problem, cluster=cluster(None, backend="hpu"))
     with pytest.raises(
-        InvalidInput, match=r'cluster\.backend = "hpu": expected one of cpu, cuda, rocm, xpu for probes'
+        InvalidInput,
+        match=r'cluster\.backend = "hpu": expected one of cpu, cuda, rocm, xpu for probes',
     ):
         prepare_here(problem, DispatchSettings(), engines=("torch",), offloads=(), fp8=())

@@ -1,4 +1,6 @@
-"""Where a step's time goes: arithmetic of spans, and the parts of steps that are made up event by event."""
+"""Where a step's time goes: arithmetic of spans, and the parts of steps that are made up event by
+event.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_spans_agree_with_sets_of_moments(one: list[Span], other: list[Span]) ->
     assert all(a[1] < b[0] for a, b in pairwise(left))
 
 
-def event(name: str, start_ms: float, end_ms: float, category: str = "cpu_op", **more: Any) -> Event:
+def event(
+    name: str, start_ms: float, end_ms: float, category: str = "cpu_op", **more: Any
+) -> Event:
     """A span on the thread of the steps, unless another is given; times in milliseconds."""
     given = {"thread": "main"} | more
     return Event(name=name, category=category, span=(1000 * start_ms, 1000 * end_ms), **given)
@@ -52,7 +56,9 @@ def note(name: str, start_ms: float, end_ms: float, **more: Any) -> Event:
 
 
 def parts(*events: Event) -> Breakdown:
-    """The breakdown, whose parts are checked to sum to the step's time, with times in milliseconds."""
+    """The breakdown, whose parts are checked to sum to the step's time, with times in
+    milliseconds.
+    """
     found = break_down(events)
     assert sum(found.seconds.values()) == pytest.approx(found.step_time_s, rel=1e-9)
     return Breakdown(
@@ -130,7 +136,12 @@ def test_a_send_that_nobody_takes_does_not_hide_what_is_waited_for() -> None:
         event("aten::mm", 30, 50),
         note("frontrunner::wait", 60, 90),
     )
-    assert found.seconds == {Part.SEND_RECV: 31, Part.ALL_REDUCE: 10, Part.COMPUTE: 20, Part.IDLE: 39}
+    assert found.seconds == {
+        Part.SEND_RECV: 31,
+        Part.ALL_REDUCE: 10,
+        Part.COMPUTE: 20,
+        Part.IDLE: 39,
+    }
     assert found.hidden == {Part.SEND_RECV: 20}
 
 
@@ -146,7 +157,9 @@ def test_under_ddp_whose_waits_are_not_recorded_what_is_in_flight_is_waited_for(
     assert found.hidden == {Part.ALL_REDUCE: 9}
 
 
-def kernel(name: str, start_ms: float, end_ms: float, category: str = "kernel", **more: Any) -> Event:
+def kernel(
+    name: str, start_ms: float, end_ms: float, category: str = "kernel", **more: Any
+) -> Event:
     return event(name, start_ms, end_ms, category, **({"thread": "device"} | more))
 
 
@@ -193,7 +206,9 @@ def test_a_trace_without_steps_is_refused() -> None:
 
 
 def test_the_mean_over_ranks_sums_to_the_mean_step() -> None:
-    one, other = (break_down([note("frontrunner::step", 0, end), event("aten::mm", 0, 5)]) for end in (9, 20))
+    one, other = (
+        break_down([note("frontrunner::step", 0, end), event("aten::mm", 0, 5)]) for end in (9, 20)
+    )
     found = mean((one, other))
     assert found.seconds[Part.COMPUTE] == pytest.approx(0.005)
     assert sum(found.seconds.values()) == pytest.approx(found.step_time_s) == pytest.approx(0.0145)
@@ -219,5 +234,10 @@ def test_collectives_are_told_apart(name: str, part: Part) -> None:
 
 
 def test_the_order_of_events_in_a_file_does_not_matter() -> None:
-    events = [STEP, event("aten::linear", 10, 20), event("aten::addmm", 12, 18), event("aten::mm", 30, 40)]
+    events = [
+        STEP,
+        event("aten::linear", 10, 20),
+        event("aten::addmm", 12, 18),
+        event("aten::mm", 30, 40),
+    ]
     assert parts(*events) == parts(*reversed(events))

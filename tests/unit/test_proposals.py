@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.analytic.estimates import plan, surely_too_large
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, Telemetry, pool, undisturbed
+from frontrunner.results.outcome import (
+    Failure,
+    FailureKind,
+    Measurement,
+    Outcome,
+    Telemetry,
+    pool,
+    undisturbed,
+)
 from frontrunner.results.records import Trial
 from frontrunner.results.states import TrialState
 from frontrunner.search.listener import Ended, View
@@ -124,7 +132,9 @@ def test_each_legal_recipe_is_proposed_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["random", "optuna-tpe", "deephyper"])
 def test_what_surely_does_not_fit_is_proposed_only_where_nothing_is_pruned(name: str) -> None:
-    problem = replace(SPEC.problem, model=replace(SPEC.problem.model, hidden=4096, ffn_hidden=16384))
+    problem = replace(
+        SPEC.problem, model=replace(SPEC.problem.model, hidden=4096, ffn_hidden=16384)
+    )
     peaks = {one.recipe: one.peak_memory_bytes for one in plan(SURVEY.recipes, problem).estimates}
     limit = min(peaks.values()) / 2**30
 
@@ -149,7 +159,14 @@ def test_what_surely_does_not_fit_is_proposed_only_where_nothing_is_pruned(name:
 
 def test_a_trial_that_was_put_back_comes_first_and_its_recipe_no_more() -> None:
     found = proposals("exhaustive", Notices())
-    trial = Trial(id=1, campaign_id=1, number=1, recipe_id="x", recipe=SURVEY.recipes[0], state=TrialState.QUEUED)
+    trial = Trial(
+        id=1,
+        campaign_id=1,
+        number=1,
+        recipe_id="x",
+        recipe=SURVEY.recipes[0],
+        state=TrialState.QUEUED,
+    )
     found.put_back(trial)
     assert following(found) is trial
     found.tell(trial.recipe, FAILED)
@@ -164,12 +181,18 @@ def test_what_was_told_or_left_out_is_not_proposed() -> None:
 
 def test_stored_recipes_of_another_space_are_no_concern_of_the_strategy() -> None:
     stranger = replace(SURVEY.recipes[0], micro_batch_seqs=64)
-    assert len(drained(proposals("random", Notices(), told=[(stranger, FAILED)]))) == len(SURVEY.recipes)
+    assert len(drained(proposals("random", Notices(), told=[(stranger, FAILED)]))) == len(
+        SURVEY.recipes
+    )
 
 
-def test_a_forecaster_remembers_what_was_known_before_it_is_told_what_is_stored(register: Callable[..., str]) -> None:
+def test_a_forecaster_remembers_what_was_known_before_it_is_told_what_is_stored(
+    register: Callable[..., str],
+) -> None:
     forecaster = Remembers(SURVEY.recipes[1:])
-    known = Evidence(problem=SPEC.problem, recipe=SURVEY.recipes[2], outcome=FAILED, origin="sweep.csv")
+    known = Evidence(
+        problem=SPEC.problem, recipe=SURVEY.recipes[2], outcome=FAILED, origin="sweep.csv"
+    )
     Proposals(
         search=settings(register(lambda _, __: forecaster)),
         survey=SURVEY,
@@ -181,8 +204,12 @@ def test_a_forecaster_remembers_what_was_known_before_it_is_told_what_is_stored(
 
 
 def test_evidence_is_no_concern_of_a_strategy_that_predicts_nothing() -> None:
-    known = Evidence(problem=SPEC.problem, recipe=SURVEY.recipes[2], outcome=FAILED, origin="sweep.csv")
-    found = Proposals(search=settings("exhaustive"), survey=SURVEY, told=(), notice=Notices(), evidence=[known])
+    known = Evidence(
+        problem=SPEC.problem, recipe=SURVEY.recipes[2], outcome=FAILED, origin="sweep.csv"
+    )
+    found = Proposals(
+        search=settings("exhaustive"), survey=SURVEY, told=(), notice=Notices(), evidence=[known]
+    )
     assert drained(found) == list(SURVEY.recipes)
 
 
@@ -204,14 +231,18 @@ def test_a_strategy_that_breaks_its_promise_is_replaced_once(
     notices = Notices()
     strategy = type("Broken", (Misbehaving,), methods)
     found = proposals(register(lambda survey, _: strategy(survey.recipes)), notices)
-    assert sorted(map(repr, drained(found))) == sorted(map(repr, SURVEY.recipes)), "none lost, none twice"
+    assert sorted(map(repr, drained(found))) == sorted(map(repr, SURVEY.recipes)), (
+        "none lost, none twice"
+    )
     replaced = [data for kind, data in notices if kind == "strategy-replaced"]
     assert len(replaced) == 1
     assert why in replaced[0]["why"]
     assert replaced[0]["by"] == "random"
 
 
-def test_what_is_being_tried_is_not_proposed_by_the_replacement(register: Callable[..., str]) -> None:
+def test_what_is_being_tried_is_not_proposed_by_the_replacement(
+    register: Callable[..., str],
+) -> None:
     class RaisesLater(Misbehaving):
         def ask(self, count: int) -> list[Recipe]:
             if len(self.left) < len(SURVEY.recipes) - 2:
@@ -219,7 +250,9 @@ def test_what_is_being_tried_is_not_proposed_by_the_replacement(register: Callab
             return super().ask(count)
 
     found = proposals(register(lambda survey, _: RaisesLater(survey.recipes)), Notices())
-    running = [following(found) for _ in range(len(SURVEY.recipes))]  # none is told: all are in flight
+    running = [
+        following(found) for _ in range(len(SURVEY.recipes))
+    ]  # none is told: all are in flight
     assert len(set(running)) == len(SURVEY.recipes)
     assert following(found) is None
 
@@ -233,11 +266,15 @@ def test_a_strategy_that_fails_on_what_is_stored_is_replaced(register: Callable[
     assert notices.kinds == ["strategy-replaced"]
 
 
-@pytest.mark.parametrize("order", [list(order) for order in itertools.product(MEASUREMENTS, repeat=3)])
+@pytest.mark.parametrize(
+    "order", [list(order) for order in itertools.product(MEASUREMENTS, repeat=3)]
+)
 def test_what_others_disturbed_counts_for_a_running_driver_as_for_the_next_one(
     register: Callable[..., str], order: list[Measurement]
 ) -> None:
-    """Three measurements of a recipe after one of another, each as its own object, as they come from a store."""
+    """Three measurements of a recipe after one of another, each as its own object, as they come
+    from a store.
+    """
     made: list[Remembers] = []
     name = register(lambda survey, _: made.append(Remembers(survey.recipes)) or made[-1])
     of, other = SURVEY.recipes[:2]
@@ -261,7 +298,9 @@ def test_what_others_disturbed_counts_for_a_running_driver_as_for_the_next_one(
         assert view.measured == 2
 
 
-def test_a_recipe_that_failed_after_a_measurement_counts_once_it_is_measured_again_as_in_the_ranking() -> None:
+def test_a_recipe_that_failed_after_measuring_counts_once_measured_again_as_in_the_ranking() -> (
+    None
+):
     recipe, view = SURVEY.recipes[0], View(name="c", strategy="random", legal_recipes=9)
     shown = []
     for outcome in (FAST, FAILED, SLOW):
@@ -271,11 +310,15 @@ def test_a_recipe_that_failed_after_a_measurement_counts_once_it_is_measured_aga
 
 
 def ended(recipe: Recipe, outcome: Outcome, *, will_retry: bool = False) -> Ended:
-    return Ended(number=1, recipe=recipe, recipe_id=recipe.describe(), outcome=outcome, will_retry=will_retry)
+    return Ended(
+        number=1, recipe=recipe, recipe_id=recipe.describe(), outcome=outcome, will_retry=will_retry
+    )
 
 
 def test_a_repeat_that_others_disturbed_is_not_wanted_again() -> None:
-    found = Proposals(search=replace(settings("exhaustive"), repeats=2), survey=SURVEY, told=(), notice=Notices())
+    found = Proposals(
+        search=replace(settings("exhaustive"), repeats=2), survey=SURVEY, told=(), notice=Notices()
+    )
     recipe = SURVEY.recipes[0]
     assert (following(found), found.tell(recipe, FAST), following(found)) == (recipe, True, recipe)
     assert not found.tell(recipe, MEASUREMENTS[2])

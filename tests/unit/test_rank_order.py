@@ -42,9 +42,16 @@ def test_ranks_are_numbered_from_the_innermost_group(order):
 
 @pytest.mark.parametrize("order", RANK_ORDERS)
 def test_recipe_formulas_and_trainer_agree_on_how_far_apart_ranks_are(order):
-    found = recipe(tensor_parallel=4, pipeline_parallel=2, accumulation=4, schedule="1f1b", rank_order=order)
+    found = recipe(
+        tensor_parallel=4, pipeline_parallel=2, accumulation=4, schedule="1f1b", rank_order=order
+    )
     grid = rank_grid(
-        small_recipe(tensor_parallel=4, pipeline_parallel=2, data_parallel=found.data_parallel, rank_order=order),
+        small_recipe(
+            tensor_parallel=4,
+            pipeline_parallel=2,
+            data_parallel=found.data_parallel,
+            rank_order=order,
+        ),
         (found.data_parallel,),
     ).numpy()
     rows = work(found)
@@ -56,7 +63,11 @@ def test_recipe_formulas_and_trainer_agree_on_how_far_apart_ranks_are(order):
     strides = tuple(rows.strides[name][0] for name in ("tp", "dp", "pp"))
     assert strides == tuple(found.rank_strides[name] for name in ("tp", "dp", "pp"))
     assert worst_ranks(found, PROBLEM)[-1] == grid[-1, 0, 0]
-    assert all(found.pipeline_rank(int(rank)) == stage for stage in range(2) for rank in grid[stage].ravel())
+    assert all(
+        found.pipeline_rank(int(rank)) == stage
+        for stage in range(2)
+        for rank in grid[stage].ravel()
+    )
 
 
 def test_tensor_parallel_ranks_on_several_nodes_are_slow_and_near_replicas_fast():
@@ -68,12 +79,16 @@ def test_tensor_parallel_ranks_on_several_nodes_are_slow_and_near_replicas_fast(
     assert time.tensor_parallel[1] > 2 * time.tensor_parallel[0] == 2 * time.tensor_parallel[2]
     assert time.data_parallel[1] < time.data_parallel[0]
     text = {mark.code: mark.text for mark in marks(far, PROBLEM)}
-    assert text["tp-beyond-node"] == "tensor_parallel 8, its ranks 8 apart, crosses nodes of 8 devices"
+    assert (
+        text["tp-beyond-node"] == "tensor_parallel 8, its ranks 8 apart, crosses nodes of 8 devices"
+    )
     assert "tp-beyond-node" not in {mark.code for mark in marks(near, PROBLEM)}
 
 
 def test_stages_within_a_node_send_over_its_links():
-    near = recipe(tensor_parallel=2, pipeline_parallel=4, accumulation=8, micro_batch_seqs=1, schedule="1f1b")
+    near = recipe(
+        tensor_parallel=2, pipeline_parallel=4, accumulation=8, micro_batch_seqs=1, schedule="1f1b"
+    )
 
     time = step_time(machine(), work(near, replace(near, rank_order="tp-pp-dp")))
 
@@ -83,15 +98,22 @@ def test_stages_within_a_node_send_over_its_links():
 
 def test_orders_that_differ_in_groups_of_one_rank_are_one_recipe():
     model = replace(PROBLEM.model, tied_embeddings=False)
-    cluster = Cluster(name="c", device="d", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=1.0)
+    cluster = Cluster(
+        name="c", device="d", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=1.0
+    )
     problem = Problem(
-        model=model, cluster=cluster, sequence_length=64, global_batch=GlobalBatch(minimum=16, maximum=16)
+        model=model,
+        cluster=cluster,
+        sequence_length=64,
+        global_batch=GlobalBatch(minimum=16, maximum=16),
     )
     space = Space(tensor_parallel=(1, 2, 8), pipeline_parallel=(1, 2), rank_order=RANK_ORDERS)
 
     orders: dict[tuple[int, int], list[str]] = {}
     for found in space.survey(problem).recipes:
-        orders.setdefault((found.tensor_parallel, found.pipeline_parallel), []).append(found.rank_order)
+        orders.setdefault((found.tensor_parallel, found.pipeline_parallel), []).append(
+            found.rank_order
+        )
 
     assert orders == {
         (1, 1): ["tp-dp-pp"],

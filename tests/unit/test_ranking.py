@@ -28,22 +28,32 @@ def writer(store: Store) -> CampaignWriter:
 
 @pytest.fixture
 def measured(writer: CampaignWriter) -> dict[str, list[Measurement]]:
-    """40 recipes measured one to four times, with coarse figures so that ties occur, and some failures between."""
+    """40 recipes measured one to four times, with coarse figures so that ties occur, and some
+    failures between.
+    """
     dice = random.Random(7)
     by_recipe: dict[str, list[Measurement]] = {}
     with writer.together():
         for number in range(40):
             recipe_id = f"{dice.randrange(16**12):012x}"
-            pace = dice.choice((0.5, 0.6, 0.7, 0.8))  # the faster, the more memory, so that there is a trade to make
+            pace = dice.choice(
+                (0.5, 0.6, 0.7, 0.8)
+            )  # the faster, the more memory, so that there is a trade to make
             by_recipe[recipe_id] = [
                 measurement(
-                    tuple(pace * dice.choice((1, 1.1)) for _ in range(3)), dice.randrange(2, 6) * int(1e9 / pace)
+                    tuple(pace * dice.choice((1, 1.1)) for _ in range(3)),
+                    dice.randrange(2, 6) * int(1e9 / pace),
                 )
                 for _ in range(dice.randrange(1, 5))
             ]
             record(writer, recipe_id, *by_recipe[recipe_id], number=number)
             if number % 5 == 0:
-                record(writer, f"f{number:011x}", Failure(kind=FailureKind.CRASHED, message="x"), number=100 + number)
+                record(
+                    writer,
+                    f"f{number:011x}",
+                    Failure(kind=FailureKind.CRASHED, message="x"),
+                    number=100 + number,
+                )
     return by_recipe
 
 
@@ -71,8 +81,14 @@ class TestBest:
         record(writer, "aaaa", measurement((0.5,), 10**9))
         record(writer, "bbbb", measurement((1.0,), 2 * 10**9))
         assert [row.gap_percent for row in best(store, None)] == [0.0, pytest.approx(50.0)]
-        assert [row.gap_percent for row in best(store, None, by="step-time")] == [0.0, pytest.approx(100.0)]
-        assert [row.gap_percent for row in best(store, None, by="memory")] == [0.0, pytest.approx(100.0)]
+        assert [row.gap_percent for row in best(store, None, by="step-time")] == [
+            0.0,
+            pytest.approx(100.0),
+        ]
+        assert [row.gap_percent for row in best(store, None, by="memory")] == [
+            0.0,
+            pytest.approx(100.0),
+        ]
 
     def test_a_memory_limit_is_in_1e9_bytes_and_holds_for_every_rank_and_repeat(
         self, store: Store, writer: CampaignWriter
@@ -90,16 +106,23 @@ class TestBest:
         assert [row.recipe_id for row in best(store, None)] == ["bbbb"]
 
     @pytest.mark.parametrize(
-        "wrong", [{"by": "speed"}, {"top": 0}, {"max_memory_gb": 0.0}, {"max_memory_gb": float("nan")}]
+        "wrong",
+        [{"by": "speed"}, {"top": 0}, {"max_memory_gb": 0.0}, {"max_memory_gb": float("nan")}],
     )
-    def test_questions_that_make_no_sense_are_refused(self, store: Store, wrong: dict[str, object]) -> None:
+    def test_questions_that_make_no_sense_are_refused(
+        self, store: Store, wrong: dict[str, object]
+    ) -> None:
         with pytest.raises(InvalidInput):
             best(store, None, **wrong)  # type: ignore[arg-type]
 
 
 class TestPool:
     def test_the_spread_goes_over_all_steps_of_all_repeats(self) -> None:
-        repeats = [measurement((1.0, 1.1, 1.2), 5), measurement((2.0, 2.1, 2.2), 9), measurement((1.5, 1.5, 1.6), 7)]
+        repeats = [
+            measurement((1.0, 1.1, 1.2), 5),
+            measurement((2.0, 2.1, 2.2), 9),
+            measurement((1.5, 1.5, 1.6), 7),
+        ]
         standing = pool(repeats)
         steps = [time for repeat in repeats for time in repeat.step_times_s]
         assert standing.step_time_s_median == pytest.approx(1.5)
@@ -122,7 +145,8 @@ class TestPareto:
         self, store: Store, measured: dict[str, list[Measurement]]
     ) -> None:
         points = {
-            name: (-REFERENCE["tokens"](repeats), REFERENCE["memory"](repeats)) for name, repeats in measured.items()
+            name: (-REFERENCE["tokens"](repeats), REFERENCE["memory"](repeats))
+            for name, repeats in measured.items()
         }
 
         def is_beaten(name: str) -> bool:
@@ -133,7 +157,9 @@ class TestPareto:
                 for other, (s, m) in points.items()
             )
 
-        expected = sorted((name for name in points if not is_beaten(name)), key=lambda name: -points[name][0])
+        expected = sorted(
+            (name for name in points if not is_beaten(name)), key=lambda name: -points[name][0]
+        )
         front = pareto(store, "ranked")
         assert [row.recipe_id for row in front] == expected
         assert len(front) >= 3, "the sample is meant to have a front worth the name"
@@ -157,10 +183,15 @@ class TestExplain:
             assert (seen.rank, seen.ranked_recipes) == (row.rank, len(measured))
             above = ranked[place - 1].recipe_id if place else None
             below = ranked[place + 1].recipe_id if place + 1 < len(ranked) else None
-            assert (seen.above and seen.above.recipe_id, seen.below and seen.below.recipe_id) == (above, below)
+            assert (seen.above and seen.above.recipe_id, seen.below and seen.below.recipe_id) == (
+                above,
+                below,
+            )
             assert [tried.outcome for tried in seen.attempts] == measured[row.recipe_id]
 
-    def test_a_gap_below_the_spread_is_called_so(self, store: Store, writer: CampaignWriter) -> None:
+    def test_a_gap_below_the_spread_is_called_so(
+        self, store: Store, writer: CampaignWriter
+    ) -> None:
         record(writer, "aaaa0000", measurement((1.00, 1.00), 1))
         record(writer, "bbbb0000", measurement((0.99, 1.05), 1))  # 2 % slower, spread 4 %
         record(writer, "cccc0000", measurement((1.50, 1.50), 1))
@@ -182,14 +213,23 @@ class TestExplain:
         oldest, newest = explain(store, "aaaa0000").appearances
         assert explain(store, "aaaa", "later").appearances == (newest, oldest)
         assert explain(store, "aaaa", "ranked").appearances == (oldest, newest)
-        with pytest.raises(NotFound, match="campaign ranked did not try recipe bbbb0000") as elsewhere:
+        with pytest.raises(
+            NotFound, match="campaign ranked did not try recipe bbbb0000"
+        ) as elsewhere:
             explain(store, "bbbb", "ranked")
         assert elsewhere.value.hint == "it was tried in: later"
-        assert (newest.campaign.name, newest.rank, newest.ranked_recipes, newest.standing) == ("later", None, 1, None)
+        assert (newest.campaign.name, newest.rank, newest.ranked_recipes, newest.standing) == (
+            "later",
+            None,
+            1,
+            None,
+        )
         assert (oldest.campaign.name, oldest.rank, oldest.ranked_recipes) == ("ranked", 1, 1)
         assert oldest.campaign.problem_summary == {"model": "ranked"}
 
-    def test_a_prefix_stands_for_one_recipe_only(self, store: Store, writer: CampaignWriter) -> None:
+    def test_a_prefix_stands_for_one_recipe_only(
+        self, store: Store, writer: CampaignWriter
+    ) -> None:
         record(writer, "abcd11110000", measurement((1.0,), 1))
         record(writer, "abcd22220000", measurement((1.0,), 1))
         assert explain(store, " ABCD1 ").recipe_id == "abcd11110000"
@@ -203,15 +243,25 @@ class TestExplain:
             explain(store, "abc")
 
     @pytest.mark.parametrize("wild", ["%%%%", "____", "abc%", "zzzzzzzz"])
-    def test_a_pattern_is_not_a_prefix(self, store: Store, writer: CampaignWriter, wild: str) -> None:
+    def test_a_pattern_is_not_a_prefix(
+        self, store: Store, writer: CampaignWriter, wild: str
+    ) -> None:
         record(writer, "abcd11110000", measurement((1.0,), 1))
         with pytest.raises(NotFound):
             explain(store, wild)
 
 
 class TestFailuresAndStatus:
-    def test_failures_show_the_last_word_of_each_failed_trial(self, store: Store, writer: CampaignWriter) -> None:
-        crash = Failure(kind=FailureKind.CRASHED, message="exit 1", log_tail="boom", log_path="/l", node_seconds=1)
+    def test_failures_show_the_last_word_of_each_failed_trial(
+        self, store: Store, writer: CampaignWriter
+    ) -> None:
+        crash = Failure(
+            kind=FailureKind.CRASHED,
+            message="exit 1",
+            log_tail="boom",
+            log_path="/l",
+            node_seconds=1,
+        )
         memory = Failure(kind=FailureKind.OUT_OF_MEMORY, message="9 of 8 GB")
         record(writer, "cccc", crash, crash)
         record(writer, "aaaa", crash, measurement((1.0,), 1))
@@ -221,7 +271,9 @@ class TestFailuresAndStatus:
         assert first.run_folder == "/runs/cccc-2"
         assert (second.trial.recipe_id, second.failure, second.attempts) == ("bbbb", memory, 1)
 
-    def test_status_counts_trials_and_failed_attempts(self, store: Store, writer: CampaignWriter) -> None:
+    def test_status_counts_trials_and_failed_attempts(
+        self, store: Store, writer: CampaignWriter
+    ) -> None:
         writer.set_state(CampaignState.RUNNING, reason="start")
         crash = Failure(kind=FailureKind.CRASHED, message="exit 1", node_seconds=2.5)
         record(writer, "cccc", crash, crash)
@@ -243,10 +295,14 @@ class TestFailuresAndStatus:
         assert seen.driver_is_live
 
 
-def test_some_recipes_are_ranked_as_among_all(store: Store, measured: dict[str, list[Measurement]]) -> None:
+def test_some_recipes_are_ranked_as_among_all(
+    store: Store, measured: dict[str, list[Measurement]]
+) -> None:
     whole = best(store, "ranked", top=None)
     some = {whole[place].recipe_id: place + 1 for place in (0, 3, 4, len(whole) - 1)}
-    assert ranked_at(store, store.campaign("ranked"), some) == [whole[place - 1] for place in some.values()]
+    assert ranked_at(store, store.campaign("ranked"), some) == [
+        whole[place - 1] for place in some.values()
+    ]
 
 
 def test_questions_other_than_the_table_do_not_import_pandas() -> None:
@@ -258,5 +314,7 @@ import frontrunner.results.store, frontrunner.results.ranking, frontrunner.resul
 import frontrunner.results.status, frontrunner.results.frames
 print(sorted({"pandas", "numpy", "torch", "optuna", "deephyper"} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

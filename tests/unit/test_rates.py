@@ -1,4 +1,6 @@
-"""Objectives under which more nodes do not always win: tokens per device, and for the price of the nodes."""
+"""Objectives under which more nodes do not always win: tokens per device, and for the price of the
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ from support.charted import measured
 
 TABLE = tiny(
     evaluator="simulated",
-    cluster={"nodes": 2, "devices_per_node": 4, "price_per_node_hour": 3.6, "peak_tflops": {"fp32": 0.1}},
+    cluster={
+        "nodes": 2,
+        "devices_per_node": 4,
+        "price_per_node_hour": 3.6,
+        "peak_tflops": {"fp32": 0.1},
+    },
     problem={"global_batch": 64},
     space={"devices": [2, 4, 8], "tensor_parallel": [1, 2], "pipeline_parallel": [1]},
     search={"strategy": "exhaustive"},
@@ -48,32 +55,47 @@ def on(devices: int) -> Recipe:
 def test_a_rate_is_divided_by_devices_or_by_the_price_of_whole_nodes() -> None:
     assert [PROBLEM.divisor("tokens", on(count)) for count in NODES] == [1, 1, 1]
     assert [PROBLEM.divisor("tokens_per_device", on(count)) for count in NODES] == [2, 4, 8]
-    assert [PROBLEM.divisor("tokens_per_cost", on(count)) for count in NODES] == pytest.approx([1e-3, 1e-3, 2e-3])
+    assert [PROBLEM.divisor("tokens_per_cost", on(count)) for count in NODES] == pytest.approx(
+        [1e-3, 1e-3, 2e-3]
+    )
 
 
 @pytest.mark.parametrize("rate", RATES)
 def test_a_campaign_ranks_by_what_it_seeks(rate: str, tmp_path: Path) -> None:
     url = str(tmp_path / "s.db")
-    frontrunner.launch(spec_of(TABLE | {"search": {"strategy": "exhaustive", "objectives": [rate]}}), store=url)
+    frontrunner.launch(
+        spec_of(TABLE | {"search": {"strategy": "exhaustive", "objectives": [rate]}}), store=url
+    )
     rows: list[RankedRecipe] = list(frontrunner.best(top=None, store=url))
     figures = [RATES[rate](row) for row in rows]
     assert figures == sorted(figures, reverse=True)
     assert [row.rank for row in rows] == list(range(1, len(rows) + 1))
-    assert [row.gap_percent for row in rows] == pytest.approx([100 * (1 - one / figures[0]) for one in figures])
+    assert [row.gap_percent for row in rows] == pytest.approx(
+        [100 * (1 - one / figures[0]) for one in figures]
+    )
     status = frontrunner.status(store=url)
     assert status.best is not None
     assert status.best.recipe == rows[0].recipe
-    by_tokens = [row.standing.tokens_per_s for row in frontrunner.best(by="tokens", top=None, store=url)]
+    by_tokens = [
+        row.standing.tokens_per_s for row in frontrunner.best(by="tokens", top=None, store=url)
+    ]
     assert by_tokens == sorted(by_tokens, reverse=True)
     with LocalStore(url).opened() as store:
         found = reported(store, None)
     drawn, history = found.collected.ranking, found.chart("history")
     assert isinstance(history, Chart)
-    unit = {"tokens_per_device": "TFLOPS/device", "tokens_per_cost": "tokens per price"}.get(rate, "tokens/s")
-    best = {"tokens_per_device": rows[0].standing.model_tflops_per_device, "tokens_per_cost": figures[0] * 1000}
+    unit = {"tokens_per_device": "TFLOPS/device", "tokens_per_cost": "tokens per price"}.get(
+        rate, "tokens/s"
+    )
+    best = {
+        "tokens_per_device": rows[0].standing.model_tflops_per_device,
+        "tokens_per_cost": figures[0] * 1000,
+    }
     assert history.table.header[3] == unit
     assert history.spec["data"]["values"][-1]["best"] == pytest.approx(best.get(rate, figures[0]))
-    assert [(row.rank, row.recipe_id) for row in drawn] == [(row.rank, row.recipe_id) for row in rows]
+    assert [(row.rank, row.recipe_id) for row in drawn] == [
+        (row.rank, row.recipe_id) for row in rows
+    ]
 
 
 def test_strategies_are_told_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,16 +150,25 @@ def test_plans_and_scaling_name_the_best_by_the_rate() -> None:
     for rate in RATES:
         rows = scaling(spec_of(TABLE).space, PROBLEM, [1, 2, 4], rate).strong
         (best,) = (row for row in rows if row.is_best)
-        worth = [row.best.tokens_per_s / PROBLEM.divisor(rate, row.best.recipe) for row in rows if row.best]
+        worth = [
+            row.best.tokens_per_s / PROBLEM.divisor(rate, row.best.recipe)
+            for row in rows
+            if row.best
+        ]
         assert best.best is not None
         assert best.best.tokens_per_s / PROBLEM.divisor(rate, best.best.recipe) == max(worth)
-        assert best.price_per_billion_tokens == pytest.approx(best.node_hours_per_billion_tokens * 3.6)  # type: ignore[operator]
+        assert best.price_per_billion_tokens == pytest.approx(
+            best.node_hours_per_billion_tokens * 3.6
+        )  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(
     ("search", "words"),
     [
-        ({"objectives": ["tokens_per_device", "memory"]}, "or tokens_per_device or tokens_per_cost alone"),
+        (
+            {"objectives": ["tokens_per_device", "memory"]},
+            "or tokens_per_device or tokens_per_cost alone",
+        ),
         ({"objectives": ["tokens_per_devices"]}, "tokens_per_device"),
         ({"objectives": ["tokens_per_cost"]}, "expected cluster.price_per_node_hour beside it"),
     ],

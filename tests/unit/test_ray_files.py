@@ -1,4 +1,6 @@
-"""Run folders of nodes that do not see the driver's files: what their copies hold, and what comes back."""
+"""Run folders of nodes that do not see the driver's files: what their copies hold, and what comes
+back.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ def driver(tmp_path: Path) -> Path:
         silence_s=10.0,
     ).write()
     StepFolder(folder).prepare(2)
-    job: dict[str, Any] = {"run_folder": str(folder), "data": {"path": "/data/a"}, "more_data": [{"path": "/data/b"}]}
+    job: dict[str, Any] = {
+        "run_folder": str(folder),
+        "data": {"path": "/data/a"},
+        "more_data": [{"path": "/data/b"}],
+    }
     (folder / "job.json").write_text(json.dumps(job))
     return folder
 
@@ -44,7 +50,12 @@ def driver(tmp_path: Path) -> Path:
 @pytest.fixture
 def copy(driver: Path, tmp_path: Path) -> RunFolderCopy:
     sent = {name: (driver / name).read_bytes() for name in (STEP, "job.json")}
-    return RunFolderCopy(tmp_path / "node" / "00001.1", str(driver), sent, {"/data/a": "/here/a", "/data/b": "/here/b"})
+    return RunFolderCopy(
+        tmp_path / "node" / "00001.1",
+        str(driver),
+        sent,
+        {"/data/a": "/here/a", "/data/b": "/here/b"},
+    )
 
 
 def test_a_copy_names_its_own_places(copy: RunFolderCopy) -> None:
@@ -55,7 +66,9 @@ def test_a_copy_names_its_own_places(copy: RunFolderCopy) -> None:
     assert copy.changes(at_last=False) == []
 
 
-def test_what_a_node_writes_comes_back_once_and_names_the_drivers_folder(copy: RunFolderCopy, driver: Path) -> None:
+def test_what_a_node_writes_comes_back_once_and_names_the_drivers_folder(
+    copy: RunFolderCopy, driver: Path
+) -> None:
     (copy.path / "rank-0.log").write_text("one\n")
     (copy.path / "result.json").write_text(json.dumps({"run_folder": str(copy.path)}))
     (copy.path / ".result.json.77").write_text("half")
@@ -89,13 +102,16 @@ def test_the_place_to_meet_is_passed_on_and_not_returned(copy: RunFolderCopy) ->
 
 
 RAY_ERRORS = {
-    "The actor died unexpectedly before finishing this task.\n\tclass_name: RayAgent\n\tip: 10.0.0.7\n"
-    "The actor died because its node has died. Node Id: 939dbda01313\n\tthe actor's node was terminated "
-    "unexpectedly: health check failed due to missing too many heartbeats\n": "The actor died because its node has "
-    "died. the actor's node was terminated unexpectedly: health check failed due to missing too many heartbeats",
+    "The actor died unexpectedly before finishing this task.\n\tclass_name: RayAgent\n\tip: "
+    "10.0.0.7\nThe actor died because its node has died. Node Id: 939dbda01313\n\tthe actor's "
+    "node was terminated unexpectedly: health check failed due to missing too many heartbeats\n": (
+        "The actor died because its node has died. the actor's node was terminated unexpectedly:"
+        " health check failed due to missing too many heartbeats"
+    ),
     "The actor 41e1 is unavailable: Socket closed": "The actor 41e1 is unavailable: Socket closed",
-    "ray::RayAgent.__init__()\n  File x\nModuleNotFoundError: No module named 'frontrunner'": "ModuleNotFoundError: "
-    "No module named 'frontrunner'",
+    "ray::RayAgent.__init__()\n  File x\nModuleNotFoundError: No module named 'frontrunner'": (
+        "ModuleNotFoundError: No module named 'frontrunner'"
+    ),
 }
 
 
@@ -105,16 +121,24 @@ def test_an_error_of_ray_is_one_line_without_ids(text: str) -> None:
 
 
 def test_an_error_of_ray_is_that_of_its_first_cause() -> None:
-    refused = RuntimeError("Traceback:\nray.exceptions.AuthenticationError: RPC error: InvalidAuthToken: it is missing")
+    refused = RuntimeError(
+        "Traceback:\nray.exceptions.AuthenticationError: RPC error: InvalidAuthToken: it is missing"
+    )
     error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
     error.__cause__ = refused
-    assert brief(error) == "ray.exceptions.AuthenticationError: RPC error: InvalidAuthToken: it is missing"
+    assert (
+        brief(error)
+        == "ray.exceptions.AuthenticationError: RPC error: InvalidAuthToken: it is missing"
+    )
 
 
-def test_a_token_is_used_where_the_cluster_misses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_used_where_the_cluster_misses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def modes(address: str = "head:1") -> list[str | None]:
         return [
-            ray_environment(address, refused).get("RAY_AUTH_MODE") for refused in ("", "error: InvalidAuthToken: x")
+            ray_environment(address, refused).get("RAY_AUTH_MODE")
+            for refused in ("", "error: InvalidAuthToken: x")
         ]
 
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
@@ -156,7 +180,9 @@ def test_nodes_get_heartbeats_while_a_data_file_is_sent_to_others(
 ) -> None:
     text = tmp_path / "text.bin"
     text.write_bytes(b"0123456789")
-    (driver / "job.json").write_text(json.dumps({"run_folder": str(driver), "data": {"path": str(text)}}))
+    (driver / "job.json").write_text(
+        json.dumps({"run_folder": str(driver), "data": {"path": str(text)}})
+    )
     (driver / MEETING).write_bytes(b"")
     monkeypatch.setattr(ray_holder.ray, "get", lambda found: found)
     monkeypatch.setattr(ray_holder.ray, "put", lambda chunk: chunk)

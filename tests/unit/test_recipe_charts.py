@@ -1,4 +1,6 @@
-"""Charts of one recipe and of its campaign's timeline: checked against the trainer's ranks, and sums by hand."""
+"""Charts of one recipe and of its campaign's timeline: checked against the trainer's ranks, and
+sums by hand.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.spaces.cluster import Cluster, Links
 from frontrunner.spaces.recipe import RANK_ORDERS, Recipe
 from frontrunner.views.charts.campaign import timeline
-from frontrunner.views.charts.cut import MOST_NODES, cut, expert_groups, nodes_of_groups, places, shown_nodes, stages
+from frontrunner.views.charts.cut import (
+    MOST_NODES,
+    cut,
+    expert_groups,
+    nodes_of_groups,
+    places,
+    shown_nodes,
+    stages,
+)
 from frontrunner.views.charts.recipe import COLORS, memory_bars, step_bars, step_times, steps_beside
 from frontrunner.views.columns import PARTS
 from support.charted import spec
@@ -49,7 +59,14 @@ def boxes(drawn: Any, kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("order", RANK_ORDERS)
 def test_device_holds_what_the_trainer_puts_on_its_rank(order: str) -> None:
-    found = recipe(32, tensor_parallel=2, pipeline_parallel=4, context_parallel=2, schedule="1f1b", rank_order=order)
+    found = recipe(
+        32,
+        tensor_parallel=2,
+        pipeline_parallel=4,
+        context_parallel=2,
+        schedule="1f1b",
+        rank_order=order,
+    )
     grid = rank_grid(found, (2, 2))  # pipeline, replica, context, tensor
     for rank in range(32):
         held = places(found, rank)
@@ -58,7 +75,12 @@ def test_device_holds_what_the_trainer_puts_on_its_rank(order: str) -> None:
 
 @pytest.mark.parametrize("order", RANK_ORDERS)
 def test_ranks_share_experts_as_the_trainer_has_them(order: str) -> None:
-    degrees = {"tensor_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 4, "expert_tensor_parallel": 2}
+    degrees = {
+        "tensor_parallel": 2,
+        "pipeline_parallel": 2,
+        "expert_parallel": 4,
+        "expert_tensor_parallel": 2,
+    }
     found = recipe(32, **degrees, schedule="1f1b", sequence_parallel=True, rank_order=order)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=32)
     try:
@@ -73,17 +95,21 @@ def test_cut_outlines_ranks_that_share_experts() -> None:
     found = recipe(16, expert_parallel=8)
     drawn = cut(found, cluster(4, 4), layers=2)
     assert len(boxes(drawn, "experts")) == 4, "a line is around the part of a group on each node"
-    assert [box["words"][1] for box in boxes(drawn, "device")] == 2 * [f"E{part}" for part in range(8)]
+    assert [box["words"][1] for box in boxes(drawn, "device")] == 2 * [
+        f"E{part}" for part in range(8)
+    ]
     assert "part 3 of the experts" in boxes(drawn, "device")[3]["hint"]
     shared = next(row for row in drawn.reaches if row["kind"] == "expert-parallel group")
     assert (shared["ranks"], shared["words"]) == (8, "over 2 nodes, 25 GB/s per network port")
     split = replace(found, expert_parallel=2, expert_tensor_parallel=4)
-    assert {row["kind"]: row["words"].split(",")[0] for row in cut(split, cluster(4, 4), layers=2).reaches} == {
+    assert {row["kind"]: row["words"].split(",")[0] for row in cut(split, cluster(4, 4),
+    layers=2).reaches} == {
         "replicas": "over 4 nodes", "expert-parallel group": "over 2 nodes",
         "expert tensor-parallel group": "within a node",
     }  # fmt: skip
-    assert split.experts_in_words(64) == (
-        "8 neighboring ranks share each layer's 64 experts: 32 per rank, each split over 4 ranks"
+    assert (
+        split.experts_in_words(64)
+        == "8 neighboring ranks share each layer's 64 experts: 32 per rank, each split over 4 ranks"
     )
     assert boxes(cut(recipe(4), cluster(1, 4), layers=2), "experts") == []
 
@@ -119,7 +145,9 @@ def test_cut_outlines_tensor_groups_and_shows_idle_devices() -> None:
 def test_cut_of_a_large_machine_shows_a_node_of_each_stage() -> None:
     found = recipe(1024, tensor_parallel=4, pipeline_parallel=8, schedule="1f1b")
     drawn = cut(found, cluster(128, 8), layers=96)
-    assert {row["shade"] for row in boxes(drawn, "device")} == {row["shade"] for row in stages(found, 96)}
+    assert {row["shade"] for row in boxes(drawn, "device")} == {
+        row["shade"] for row in stages(found, 96)
+    }
     assert len({row["node"] for row in boxes(drawn, "device")}) == MOST_NODES
     assert (drawn.nodes_left_out, drawn.stages_left_out) == (128 - MOST_NODES, 0)
     deep = recipe(512, pipeline_parallel=32, schedule="1f1b")
@@ -134,7 +162,9 @@ def test_groups_reach_over_as_many_nodes_as_their_ranks_lie_on() -> None:
     assert nodes_of_groups(32, 8, ranks=8, stride=1) == 1
     assert nodes_of_groups(32, 8, ranks=16, stride=1) == 2
     assert nodes_of_groups(32, 8, ranks=4, stride=8) == 4
-    assert nodes_of_groups(24, 8, ranks=6, stride=1) == 2  # groups that are not whole fractions of a node
+    assert (
+        nodes_of_groups(24, 8, ranks=6, stride=1) == 2
+    )  # groups that are not whole fractions of a node
     within, across = cut(recipe(32, tensor_parallel=8), cluster(4, 8), layers=2).reaches
     assert within["words"] == "within a node, 50 GB/s per device"
     assert across["words"] == "over 4 nodes, 25 GB/s per network port"
@@ -145,17 +175,27 @@ def attempt(begin_s: float, end_s: float | None) -> AttemptOutcome:
     state = AttemptState.RUNNING if ended is None else AttemptState.MEASURED
     times = {"started_at": timestamp(BEGINNING + timedelta(seconds=begin_s)), "finished_at": ended}
     return AttemptOutcome(
-        trial=Trial(id=1, campaign_id=1, number=1, recipe_id="1", recipe=recipe(8), state=TrialState.RUNNING),
-        attempt=Attempt(id=1, campaign_id=1, trial_id=1, number=1, state=state, run_folder="/runs/1", **times),
+        trial=Trial(
+            id=1, campaign_id=1, number=1, recipe_id="1", recipe=recipe(8), state=TrialState.RUNNING
+        ),
+        attempt=Attempt(
+            id=1, campaign_id=1, trial_id=1, number=1, state=state, run_folder="/runs/1", **times
+        ),
         outcome=None,
     )
 
 
 def test_timeline_has_a_lane_per_concurrent_probe_and_cuts_pauses_out() -> None:
-    found = timeline([attempt(0, 10), attempt(5, 15), attempt(1000, None)], BEGINNING + timedelta(seconds=1010))
+    found = timeline(
+        [attempt(0, 10), attempt(5, 15), attempt(1000, None)], BEGINNING + timedelta(seconds=1010)
+    )
     assert found is not None
     bars, cuts = (layer["data"]["values"] for layer in found["layer"])
-    assert [(bar["lane"], bar["begin"], bar["end"]) for bar in bars] == [(0, 0, 10), (1, 5, 15), (0, 15, 25)]
+    assert [(bar["lane"], bar["begin"], bar["end"]) for bar in bars] == [
+        (0, 0, 10),
+        (1, 5, 15),
+        (0, 15, 25),
+    ]
     assert [row["begin"] for row in cuts] == [15]
     assert timeline([], None) is None
 
@@ -194,7 +234,10 @@ def test_bars_add_up_to_the_step_and_to_each_rank_s_memory(parts: Breakdown) -> 
     memory = ends(memory_bars(parts))
     whole = [rank.peak_memory_bytes / 2**30 for rank in parts.ranks]
     assert list(memory.values()) == pytest.approx([*whole, 1.0])
-    assert memory_bars(parts)["layer"][-2]["data"]["values"][0]["at"] == parts.memory_limit_bytes / 2**30
+    assert (
+        memory_bars(parts)["layer"][-2]["data"]["values"][0]["at"]
+        == parts.memory_limit_bytes / 2**30
+    )
 
 
 def test_steps_of_unlike_length_are_drawn_as_shares_of_each_ones_estimate(parts: Breakdown) -> None:

@@ -47,7 +47,10 @@ from support.charted import failed, measured, recorded
 from support.formats import problem, recipes
 
 MACHINE = replace(
-    problem().cluster, links=Links(nic_gb_per_s=25.0), efficiencies={"matmul": 0.8}, source="a 'table' \\ \u00fc"
+    problem().cluster,
+    links=Links(nic_gb_per_s=25.0),
+    efficiencies={"matmul": 0.8},
+    source="a 'table' \\ \u00fc",
 )
 PROBLEM = replace(problem(), cluster=MACHINE)
 PLAIN = Recipe(devices=16, tensor_parallel=2, micro_batch_seqs=2, accumulation=8)
@@ -64,12 +67,16 @@ MEASURED = Measured(
     peak_memory_bytes_max_rank=70 * 2**30,
 )
 DATA = TrainingData(path="/data/tokens.bin", size_bytes=10**12, head_sha256="0" * 64)
-NODES = NodeSettings(worker_init=("module load rocm",), network_interface="hsn0", launcher_options=("--exact",))
+NODES = NodeSettings(
+    worker_init=("module load rocm",), network_interface="hsn0", launcher_options=("--exact",)
+)
 SCHEMA = Path(__file__).parent.parent.parent / "docs" / "recipe.schema.json"
 
 
 def made(recipe: Recipe = PLAIN, measured: Measured | None = MEASURED) -> RecipeFile:
-    origin = Origin(written_by="test", written_at="2026-01-01T00:00:00+00:00", measured_with={"torch": "2.13.0"})
+    origin = Origin(
+        written_by="test", written_at="2026-01-01T00:00:00+00:00", measured_with={"torch": "2.13.0"}
+    )
     return RecipeFile(
         recipe_id=recipe_id(PROBLEM, recipe),
         problem=PROBLEM,
@@ -92,7 +99,9 @@ def test_what_is_written_is_read_back_to_the_same_value_and_text(recipe: Recipe)
 def test_the_published_schema_is_the_code_s_and_accepts_what_is_written() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    assert schema == recipe_reference.schema(), "write recipe_reference.schema() to docs/recipe.schema.json"
+    assert schema == recipe_reference.schema(), (
+        "write recipe_reference.schema() to docs/recipe.schema.json"
+    )
     for file in (made(), made(measured=None)):
         jsonschema.validate(json.loads(to_text(file)), schema)
     document = json.loads(to_text(made()))
@@ -102,19 +111,37 @@ def test_the_published_schema_is_the_code_s_and_accepts_what_is_written() -> Non
 
 
 def by_command(folder: Path, outcome: Outcome | None = None) -> tuple[LocalStore, str]:
-    """A store with a campaign by another trainer, and the id of its recipe, with an argument and a variable."""
+    """A store with a campaign by another trainer, and the id of its recipe, with an argument and a
+    variable.
+    """
     arguments = ["{python}", "train.py", "--steps", "{steps}", "{replay?--resume}"]
-    command = {"arguments": arguments, "log_patterns": [r"step (?P<step>\d+)"], "environment": {"SEED": "{seed}"}}
-    own = {"twice": {"values": [True], "flag": "--twice"}, "buffers": {"values": [4], "env": "TRAINER_BUFFERS"}}
-    space = {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [2], "custom": own}
+    command = {
+        "arguments": arguments,
+        "log_patterns": [r"step (?P<step>\d+)"],
+        "environment": {"SEED": "{seed}"},
+    }
+    own = {
+        "twice": {"values": [True], "flag": "--twice"},
+        "buffers": {"values": [4], "env": "TRAINER_BUFFERS"},
+    }
+    space = {
+        "tensor_parallel": [1],
+        "pipeline_parallel": [1],
+        "micro_batch_seqs": [2],
+        "custom": own,
+    }
     table = tiny(evaluator="command", command=command, space=space, probe={"warm_up_steps": 2})
-    spec = replace(parse_campaign(table, default_name="tiny", base=folder).spec, run_root=str(folder / "runs"))
+    spec = replace(
+        parse_campaign(table, default_name="tiny", base=folder).spec, run_root=str(folder / "runs")
+    )
     (chosen,) = spec.survey().recipes
     recorded(folder / "s.db", spec, [(chosen, [outcome or measured(100.0)])])
     return LocalStore(str(folder / "s.db")), recipe_id(spec.problem, chosen)
 
 
-def test_a_file_of_another_trainer_holds_its_command_which_replays_and_scripts_run(tmp_path: Path) -> None:
+def test_a_file_of_another_trainer_holds_its_command_which_replays_and_scripts_run(
+    tmp_path: Path,
+) -> None:
     store, name = by_command(tmp_path)
     stored = plan_command_replay(name, ReplaySettings(steps=9), store=store.url)
     path = tmp_path / "r.json"
@@ -156,9 +183,14 @@ def test_a_service_hands_out_no_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["recipe", "slurm"])
-def test_a_service_s_export_of_a_failed_recipe_of_another_trainer_is_none_of_ours(to: str, tmp_path: Path) -> None:
+def test_a_service_s_export_of_a_failed_recipe_of_another_trainer_is_none_of_ours(
+    to: str, tmp_path: Path
+) -> None:
     store, name = by_command(tmp_path, failed())
-    with open_store(store.url, create=False) as found, pytest.raises(InvalidInput, match="is of another trainer"):
+    with (
+        open_store(store.url, create=False) as found,
+        pytest.raises(InvalidInput, match="is of another trainer"),
+    ):
         ServedStore(is_open=found).export(name, to=to)
 
 
@@ -188,23 +220,53 @@ MALFORMED: dict[str, tuple[Callable[[], str], str]] = {
     "cut short": (lambda: to_text(made())[:900], r"not valid JSON: .* at line \d+"),
     "a list": (lambda: "[1]", "expected a table"),
     "deep": (lambda: "[" * 100_000, "nested too deeply"),
-    "deep in a value": (edited("content.origin.written_by", [[[[[[[1]]]]]]]), "nested more than 8 deep"),
-    "brackets in text are no depth": (edited("content.origin.written_by", ["[" * 50]), r"content\.origin\.written_by"),
-    "a key twice": (with_text('"version": 2,', '"version": 2, "version": 2,'), "the key version is given twice"),
-    "infinite": (with_text('"repeats": 2', '"repeats": 1e999'), r"content\.measured\.repeats = inf: .* finite number"),
-    "not a number": (with_text('"repeats": 2', '"repeats": NaN'), r"content\.measured\.repeats = nan"),
-    "huge": (with_text('"repeats": 2', '"repeats": ' + "9" * 30), r"content\.measured\.repeats = 9+: .* at most"),
+    "deep in a value": (
+        edited("content.origin.written_by", [[[[[[[1]]]]]]]),
+        "nested more than 8 deep",
+    ),
+    "brackets in text are no depth": (
+        edited("content.origin.written_by", ["[" * 50]),
+        r"content\.origin\.written_by",
+    ),
+    "a key twice": (
+        with_text('"version": 2,', '"version": 2, "version": 2,'),
+        "the key version is given twice",
+    ),
+    "infinite": (
+        with_text('"repeats": 2', '"repeats": 1e999'),
+        r"content\.measured\.repeats = inf: .* finite number",
+    ),
+    "not a number": (
+        with_text('"repeats": 2', '"repeats": NaN'),
+        r"content\.measured\.repeats = nan",
+    ),
+    "huge": (
+        with_text('"repeats": 2', '"repeats": ' + "9" * 30),
+        r"content\.measured\.repeats = 9+: .* at most",
+    ),
     "digits": (with_text('"repeats": 2', '"repeats": ' + "9" * 5000), "5000 digits"),
     "unknown field": (edited("content.recipe.warp", 9), r"unknown key content\.recipe\.warp = 9"),
     "unknown at the top": (edited("extra", 9), "unknown key extra"),
-    "wrong hash": (edited("hash", "0" * 64), r'hash = "0+": expected [0-9a-f]{64}: the file was changed'),
+    "wrong hash": (
+        edited("hash", "0" * 64),
+        r'hash = "0+": expected [0-9a-f]{64}: the file was changed',
+    ),
     "no hash": (edited("hash", None), "hash is missing"),
-    "changed after": (with_text('"micro_batch_seqs": 2', '"micro_batch_seqs": 4'), "the file was changed"),
+    "changed after": (
+        with_text('"micro_batch_seqs": 2', '"micro_batch_seqs": 4'),
+        "the file was changed",
+    ),
     "version 99": (edited("version", 99), r"version = 99: expected 1 or 2"),
     "version true": (edited("version", True), r"version = true: expected 1 or 2"),
     "another format": (edited("format", "x"), 'format = "x": expected "frontrunner-recipe"'),
-    "text for a number": (edited("content.recipe.devices", "16"), r'content\.recipe\.devices = "16": .* whole number'),
-    "an unknown word": (edited("content.recipe.schedule", "2f2b"), r'recipe\.schedule = "2f2b": expected one of'),
+    "text for a number": (
+        edited("content.recipe.devices", "16"),
+        r'content\.recipe\.devices = "16": .* whole number',
+    ),
+    "an unknown word": (
+        edited("content.recipe.schedule", "2f2b"),
+        r'recipe\.schedule = "2f2b": expected one of',
+    ),
     "a missing key": (
         edited("content.recipe", {"devices": 1}),
         r"content\.recipe\.micro_batch_seqs is missing",
@@ -213,9 +275,18 @@ MALFORMED: dict[str, tuple[Callable[[], str], str]] = {
         edited("content.recipe.tensor_parallel", 16),
         "content.recipe is illegal: tensor_parallel 16",
     ),
-    "another recipe's id": (edited("content.recipe_id", "0123456789ab"), r"content\.recipe_id = .*the id of this"),
-    "a line that is none": (edited("content.training.nodes.worker_init", ["a\nb"]), r"worker_init = .* printable text"),
-    "a model that cannot be": (edited("content.problem.model.layers", 0), r"model\.layers = 0: expected at least 1"),
+    "another recipe's id": (
+        edited("content.recipe_id", "0123456789ab"),
+        r"content\.recipe_id = .*the id of this",
+    ),
+    "a line that is none": (
+        edited("content.training.nodes.worker_init", ["a\nb"]),
+        r"worker_init = .* printable text",
+    ),
+    "a model that cannot be": (
+        edited("content.problem.model.layers", 0),
+        r"model\.layers = 0: expected at least 1",
+    ),
 }
 
 
@@ -258,11 +329,15 @@ def test_a_file_of_the_first_version_is_replayed_on_data_that_are_named(tmp_path
     document |= {"version": 1, "hash": content_hash(document["content"])}
     (tmp_path / "old.json").write_text(json.dumps(document))
     path = str(tmp_path / "old.json")
-    with pytest.raises(InvalidInput, match=r"what data recipe .*old.json was trained on is not recorded") as refused:
+    with pytest.raises(
+        InvalidInput, match=r"what data recipe .*old.json was trained on is not recorded"
+    ) as refused:
         plan_replay(path, ReplaySettings(steps=2, launched=True), anyway=True)
     assert refused.value.hint is not None
     assert "--data FILE" in refused.value.hint
-    with pytest.raises(InvalidInput, match=r"what data recipe .*old.json was trained on is not recorded"):
+    with pytest.raises(
+        InvalidInput, match=r"what data recipe .*old.json was trained on is not recorded"
+    ):
         exported(LocalStore(None), path, to="slurm")
     settings = ReplaySettings(steps=2, launched=True, data="built-in", folder=tmp_path / "run")
     job = plan_replay(path, settings, anyway=True, store=str(tmp_path / "s.db")).job
@@ -288,14 +363,24 @@ def test_a_file_is_replayed_on_its_own_data_or_not_at_all(tmp_path: Path) -> Non
 
     job = replayed()
     assert (job["optimizer"]["learning_rate"], job["train"]["warm_up_steps"]) == (0.5, 7)
-    trained = {key: job["optimizer"][key] for key in ("weight_decay", "beta2", "epsilon", "gradient_clip_norm")}
-    assert trained == {"weight_decay": 0.25, "beta2": 0.5, "epsilon": 1e-6, "gradient_clip_norm": None}
+    trained = {
+        key: job["optimizer"][key]
+        for key in ("weight_decay", "beta2", "epsilon", "gradient_clip_norm")
+    }
+    assert trained == {
+        "weight_decay": 0.25,
+        "beta2": 0.5,
+        "epsilon": 1e-6,
+        "gradient_clip_norm": None,
+    }
     assert Path(job["data"]["path"]).name.startswith("text-")
     script = exported(LocalStore(None), path, to="pbs")
     assert script.index("module load rocm\n") < script.index("set -euo pipefail")
     text.write_bytes(b"same words " * 4096)
     for attempt in (replayed, lambda: exported(LocalStore(None), path, to="slurm")):
-        with pytest.raises(InvalidInput, match=r"is not what the recipe was trained on: it has another content"):
+        with pytest.raises(
+            InvalidInput, match=r"is not what the recipe was trained on: it has another content"
+        ):
             attempt()
     text.write_bytes(b"some words " * 4095)
     with pytest.raises(InvalidInput, match=r"it has 45,045 bytes, not 45,056") as refused:
@@ -304,18 +389,25 @@ def test_a_file_is_replayed_on_its_own_data_or_not_at_all(tmp_path: Path) -> Non
     text.unlink()
     with pytest.raises(InvalidInput, match=r"are not here: .*No such file"):
         replayed()
-    assert str(text) in exported(LocalStore(None), path, to="slurm"), "it may be where the script runs"
+    assert str(text) in exported(LocalStore(None), path, to="slurm"), (
+        "it may be where the script runs"
+    )
 
 
 def test_a_sweep_of_a_file_trains_on_its_data_in_its_way(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(b"some words " * 4096)
-    training = Training(optimizer="sgd", data=training_data(DataSettings(path=str(text))), nodes=NODES)
+    training = Training(
+        optimizer="sgd", data=training_data(DataSettings(path=str(text))), nodes=NODES
+    )
     path = tmp_path / "r.json"
     path.write_text(to_text(replace(made(), training=training)))
     spec = source_of(str(path)).spec
     assert (spec.data.path, spec.probe.optimizer) == (str(text), "sgd")
-    assert (spec.dispatch.network_interface, spec.dispatch.launcher_options) == ("hsn0", ("--exact",))
+    assert (spec.dispatch.network_interface, spec.dispatch.launcher_options) == (
+        "hsn0",
+        ("--exact",),
+    )
     assert not spec.dispatch.worker_init, "no line of shell of a file runs unasked"
     text.write_bytes(b"same words " * 4096)
     with pytest.raises(InvalidInput, match="is not what the recipe was trained on") as refused:
@@ -323,11 +415,21 @@ def test_a_sweep_of_a_file_trains_on_its_data_in_its_way(tmp_path: Path) -> None
     assert "--campaign FILE" in str(refused.value.hint)
 
 
-def test_a_recipe_of_two_campaigns_is_replayed_on_the_data_of_the_one_that_is_named(tmp_path: Path) -> None:
-    store, space = str(tmp_path / "s.db"), {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [4]}
+def test_a_recipe_of_two_campaigns_is_replayed_on_the_data_of_the_one_that_is_named(
+    tmp_path: Path,
+) -> None:
+    store, space = (
+        str(tmp_path / "s.db"),
+        {"tensor_parallel": [1], "pipeline_parallel": [1], "micro_batch_seqs": [4]},
+    )
     for name, data in {"a": "a", "b": "b", "newest": "a"}.items():
         (tmp_path / data).write_bytes(f"{data} few words ".encode() * 4096)
-        table = tiny(evaluator="simulated", space=space, budget={"probes": 1}, data={"path": str(tmp_path / data)})
+        table = tiny(
+            evaluator="simulated",
+            space=space,
+            budget={"probes": 1},
+            data={"path": str(tmp_path / data)},
+        )
         frontrunner.launch(spec_of(table), store=store, name=name)
     [winner] = frontrunner.best("a", store=store)
 
@@ -357,21 +459,30 @@ def test_several_files_of_data_are_replayed_by_their_weights(tmp_path: Path) -> 
     for name in "ab":
         (tmp_path / f"{name}.txt").write_bytes(f"{name} few words ".encode() * 4096)
     mixture = tmp_path / "mixture.toml"
-    mixture.write_text('[data]\nfiles = [{ path = "a.txt", weight = 3 }, { path = "b.txt", weight = 1 }]\n')
+    mixture.write_text(
+        '[data]\nfiles = [{ path = "a.txt", weight = 3 }, { path = "b.txt", weight = 1 }]\n'
+    )
     file = replace(made(), training=Training(data=training_data(named_data(str(mixture)))))
     again = from_text(to_text(file))
-    assert [(Path(str(one.path)).name, one.weight) for one in again.training.data] == [("a.txt", 3.0), ("b.txt", 1.0)]
+    assert [(Path(str(one.path)).name, one.weight) for one in again.training.data] == [
+        ("a.txt", 3.0),
+        ("b.txt", 1.0),
+    ]
     (tmp_path / "r.json").write_text(to_text(file))
 
     def planned(data: str | None) -> ReplayPlan:
         settings = ReplaySettings(steps=2, launched=True, folder=tmp_path / "run", data=data)
-        return plan_replay(str(tmp_path / "r.json"), settings, anyway=True, store=str(tmp_path / "s.db"))
+        return plan_replay(
+            str(tmp_path / "r.json"), settings, anyway=True, store=str(tmp_path / "s.db")
+        )
 
     job = planned(None).job
     assert [one["weight"] for one in (job["data"], *job["more_data"])] == [3.0, 1.0]
     assert planned(str(mixture)).job == job
     prepare(planned(None))
-    mixture.write_text('[data]\nfiles = [{ path = "a.txt", weight = 3 }, { path = "b.txt", weight = 2 }]\n')
+    mixture.write_text(
+        '[data]\nfiles = [{ path = "a.txt", weight = 3 }, { path = "b.txt", weight = 2 }]\n'
+    )
     with pytest.raises(InvalidInput, match="holds a run that differs in more_data"):
         prepare(planned(str(mixture)))
     (tmp_path / "b.txt").unlink()
@@ -385,6 +496,9 @@ def test_a_replay_is_refused_for_a_missing_extra_before_anything_runs(
     (tmp_path / "r.json").write_text(to_text(made()))
     monkeypatch.setattr("frontrunner.spaces.errors.find_spec", lambda _: None)
     with pytest.raises(InvalidInput, match="needs tensorboard installed") as refused:
-        plan_replay(str(tmp_path / "r.json"), ReplaySettings(steps=2, metrics="tensorboard", data="built-in"))
+        plan_replay(
+            str(tmp_path / "r.json"),
+            ReplaySettings(steps=2, metrics="tensorboard", data="built-in"),
+        )
     assert refused.value.hint is not None
     assert refused.value.hint.endswith("'frontrunner[tensorboard]'")

@@ -9,7 +9,13 @@ import pytest
 
 from frontrunner.evaluators.external.evaluator import CommandEvaluator
 from frontrunner.evaluators.protocol import ImmediateEvaluator
-from frontrunner.evaluators.registry import EVALUATORS, GROUP, commands_of, make_evaluator, require_evaluator
+from frontrunner.evaluators.registry import (
+    EVALUATORS,
+    GROUP,
+    commands_of,
+    make_evaluator,
+    require_evaluator,
+)
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from support.campaigns import order, setup_of, spec_of, tiny, wait_for
@@ -60,7 +66,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         info = site / f"{module}-1.0.dist-info"
         info.mkdir(parents=True)
         (site / f"{module}.py").write_text(code)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n"
+        )
         lines = [f"{name.replace('_', '-')} = {module}:{what}" for name, what in points.items()]
         (info / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines]) + "\n")
         monkeypatch.delitem(sys.modules, module, raising=False)
@@ -76,7 +84,10 @@ def test_a_class_is_an_evaluator(install: Install, tmp_path: Path) -> None:
     evaluator.start(order(setup))
     (finished,) = evaluator.finished(0)
     assert isinstance(finished.outcome, Failure)
-    assert (finished.outcome.kind, finished.outcome.message) == (FailureKind.CRASHED, "no fp32 today")
+    assert (finished.outcome.kind, finished.outcome.message) == (
+        FailureKind.CRASHED,
+        "no fp32 today",
+    )
     assert commands_of("never", setup.command) is None
 
 
@@ -131,15 +142,25 @@ def test_a_name_that_is_close_is_suggested(install: Install) -> None:
 @pytest.mark.parametrize(
     ("code", "what", "message"),
     [
-        ("import no_such_module", "made", "acme_broken:made of acme-broken cannot be imported: ModuleNotFoundError"),
+        (
+            "import no_such_module",
+            "made",
+            "acme_broken:made of acme-broken cannot be imported: ModuleNotFoundError",
+        ),
         (A_TRAINER, "no_such_name", "cannot be imported: AttributeError"),
         ("1 / 0", "made", "cannot be imported: ZeroDivisionError"),
         (A_TRAINER, "a_number", "cannot be called"),
-        (A_TRAINER, "mistaken", "the plug-in broken made no command for tp1 .* AttributeError: .*no_such_field"),
+        (
+            A_TRAINER,
+            "mistaken",
+            "the plug-in broken made no command for tp1 .* AttributeError: .*no_such_field",
+        ),
         (A_TRAINER, "nothing", "returned no Command with arguments for tp1 .* but None"),
     ],
 )
-def test_plug_ins_that_cannot_be_used_are_named(install: Install, code: str, what: str, message: str) -> None:
+def test_plug_ins_that_cannot_be_used_are_named(
+    install: Install, code: str, what: str, message: str
+) -> None:
     install("acme-broken", code, broken=what)
     with pytest.raises(FrontrunnerError, match=message):
         spec_of(tiny(evaluator="broken")).survey()

@@ -1,4 +1,6 @@
-"""What a replay's driver does while ranks train: alerts, stops in time, and where nodes come from."""
+"""What a replay's driver does while ranks train: alerts, stops in time, and where nodes come
+from.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +58,15 @@ def planned(folder: Path, **changes: Any) -> ReplayPlan:
     )
 
 
-def test_throughput_under_nine_tenths_of_the_probe_s_is_reported_once_until_it_recovers(tmp_path: Path) -> None:
+def test_throughput_under_nine_tenths_of_the_probe_s_is_reported_once_until_it_recovers(
+    tmp_path: Path,
+) -> None:
     chosen, events = planned(tmp_path / "r"), list[Any]()
     follower = Follower(chosen, events.append)
     for share in (0.92, 0.88, 0.5, 0.93, 0.97, 0.91):
-        lines = [{"event": "step", "step": 1, "time_s": chosen.tokens_per_step / (1000.0 * share)}] * WATCHED_STEPS
+        lines = [
+            {"event": "step", "step": 1, "time_s": chosen.tokens_per_step / (1000.0 * share)}
+        ] * WATCHED_STEPS
         lines[0] = lines[0] | {"time_s": 60.0}  # one that something has held up
         with (chosen.folder / "progress.jsonl").open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
@@ -73,15 +79,22 @@ def test_throughput_under_nine_tenths_of_the_probe_s_is_reported_once_until_it_r
     assert [json.loads(line) for line in chosen.log.read_text().splitlines()] == alerts
 
 
-@pytest.mark.parametrize(("stated_s", "needed_s"), [(None, replay.STOP_MARGIN_S + 3 * 10.0 + 2 * 4.0), (77.0, 77.0)])
+@pytest.mark.parametrize(
+    ("stated_s", "needed_s"), [(None, replay.STOP_MARGIN_S + 3 * 10.0 + 2 * 4.0), (77.0, 77.0)]
+)
 def test_ranks_are_stopped_when_what_is_left_is_just_enough_for_a_checkpoint(
     stated_s: float | None, needed_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = planned(tmp_path / "r", stop_margin_s=stated_s)
     (chosen.folder / "progress.jsonl").touch()
     follower = Follower(chosen, None)
-    events = [{"event": "checkpoint", "step": 1, "time_s": 10.0}, {"event": "step", "step": 2, "time_s": 4.0}]
-    (chosen.folder / "progress.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    events = [
+        {"event": "checkpoint", "step": 1, "time_s": 10.0},
+        {"event": "step", "step": 2, "time_s": 4.0},
+    ]
+    (chosen.folder / "progress.jsonl").write_text(
+        "".join(json.dumps(event) + "\n" for event in events)
+    )
     follower.begin()
     follower.read()
     monkeypatch.setattr(replay.time, "monotonic", lambda: 1000.0)
@@ -105,7 +118,9 @@ def test_a_recipe_takes_the_nodes_that_it_uses_from_its_campaign_s_batch_system(
     assert source is not None
     assert (source.nodes, source.allocations, source.held) == (2, 1, None)
     elsewhere = replace(setup, dispatch=DispatchSettings())
-    with pytest.raises(InvalidInput, match="needs 2 devices on nodes of 1: this process is in no job") as refused:
+    with pytest.raises(
+        InvalidInput, match="needs 2 devices on nodes of 1: this process is in no job"
+    ) as refused:
         source_for("0123456789ab", tiny_recipe(), elsewhere, doing="replay")
     assert "export 0123456789ab --to slurm" in str(refused.value.hint)
     with pytest.raises(InvalidInput) as refused:
@@ -124,13 +139,22 @@ def test_a_recipe_takes_the_nodes_that_it_uses_from_its_campaign_s_batch_system(
 @pytest.mark.parametrize("walltime", ["00:01:00", "1 h", "00:10:30"])
 def test_a_walltime_that_no_start_fits_in_is_refused(walltime: str, tmp_path: Path) -> None:
     setup = replace(setup_of(tmp_path), dispatch=PARSL)
-    options: dict[str, Any] = {"measured_tokens_per_s": None, "anyway": True, "recipe_id": "0123456789ab"}
+    options: dict[str, Any] = {
+        "measured_tokens_per_s": None,
+        "anyway": True,
+        "recipe_id": "0123456789ab",
+    }
     settings = ReplaySettings(steps=5, walltime=walltime)
     with pytest.raises(InvalidInput, match=r"walltime = .*(at least 120 s|whole minutes)"):
         plan(recipe=tiny_recipe(), setup=setup, settings=settings, **options)
     local = setup_of(tmp_path)
     with pytest.raises(InvalidInput, match=r"no walltime where .* is not .parsl"):
-        plan(recipe=tiny_recipe(), setup=local, settings=replace(settings, walltime="01:00:00"), **options)
+        plan(
+            recipe=tiny_recipe(),
+            setup=local,
+            settings=replace(settings, walltime="01:00:00"),
+            **options,
+        )
 
 
 def test_what_is_left_of_a_pbs_job_is_its_walltime_less_what_it_used(
@@ -144,13 +168,16 @@ def test_what_is_left_of_a_pbs_job_is_its_walltime_less_what_it_used(
     assert seconds_left("pbs", "1.pbs") == 2 * 3600 - 1810
 
 
-@pytest.mark.parametrize(("shown", "left_s"), [("119:05 L", 119 * 3600 + 300.0), ("0:12 E", None), ("-", None)])
+@pytest.mark.parametrize(
+    ("shown", "left_s"), [("119:05 L", 119 * 3600 + 300.0), ("0:12 E", None), ("-", None)]
+)
 def test_what_is_left_of_an_lsf_job_is_up_to_its_limit_and_no_estimate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str, left_s: float | None
 ) -> None:
     program = tmp_path / "bjobs"
     program.write_text(
-        f"#!{sys.executable}\nimport sys\nassert sys.argv[-2:] == ['time_left', '7']\nprint({shown!r})\n"
+        f"#!{sys.executable}\nimport sys\nassert sys.argv[-2:] == ['time_left',"
+        f" '7']\nprint({shown!r})\n"
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -169,7 +196,8 @@ class Held:
 class Nodes:
     """Two nodes of allocations that end in so many seconds (None: never), in place of a dispatcher.
 
-    Their ranks end with status 1 where `crashes`, with a checkpoint 10 steps later where they are to stop, else done.
+    Their ranks end with status 1 where `crashes`, with a checkpoint 10 steps later where they are
+    to stop, else done.
     """
 
     def __init__(self, folder: Path, *seconds_left: float | None, crashes: bool = False) -> None:
@@ -196,7 +224,12 @@ class Nodes:
             self._end(1)
         elif allocation.end_s is None:
             self._end(0, status="trained")
-        return Placed(step=self._step, allocation=cast("Any", allocation), hosts=("n1", "n2"), expected_end_s=0.0)
+        return Placed(
+            step=self._step,
+            allocation=cast("Any", allocation),
+            hosts=("n1", "n2"),
+            expected_end_s=0.0,
+        )
 
     def on_event(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "stopping":
@@ -207,10 +240,17 @@ class Nodes:
         if result:
             (self._folder / "checkpoints" / f"step-{step}").mkdir(parents=True)
             (self._folder / "checkpoints" / f"step-{step}" / ".metadata").touch()
-            result |= {"final_step": step, "step_times_s": [], "trained_time_s": 0.0, "resumed_step": step}
+            result |= {
+                "final_step": step,
+                "step_times_s": [],
+                "trained_time_s": 0.0,
+                "resumed_step": step,
+            }
             (self._folder / "result.json").write_text(json.dumps(result))
         for node in (0, 1):
-            report = NodeReport(node=node, host="n", running=True, statuses={node: code}, ended=True)
+            report = NodeReport(
+                node=node, host="n", running=True, statuses={node: code}, ended=True
+            )
             StepFolder(self._step).write_report(report)
 
     def give_back(self, allocation: Held) -> None:
@@ -220,7 +260,9 @@ class Nodes:
         pass
 
 
-def on_nodes(folder: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> ReplayPlan:
+def on_nodes(
+    folder: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> ReplayPlan:
     monkeypatch.setattr(starts, "Dispatcher", nodes)
     monkeypatch.setattr(starts, "POLL_S", 0.01)
     source = NodeSource(scheduler="slurm", nodes=2, allocations=1, launcher="srun", settings=PARSL)
@@ -246,7 +288,9 @@ def test_ranks_that_are_stopped_in_the_driver_s_own_job_go_on_in_another_job(
     chosen = on_nodes(tmp_path / "r", nodes, monkeypatch)
     assert chosen.source is not None
     own = Allocation(scheduler="slurm", job_id="7", nodes=("n1", "n2"))
-    with pytest.raises(ReplayStopped, match="stopped after step 10, with a checkpoint, before the job's time") as found:
+    with pytest.raises(
+        ReplayStopped, match="stopped after step 10, with a checkpoint, before the job's time"
+    ) as found:
         replay.run(replace(chosen, source=replace(chosen.source, held=own)), nodes.on_event)
     assert found.value.exit_code == 75
 

@@ -20,14 +20,18 @@ class Phases:
     phase: str | None = None
 
     def progress(self, token: str) -> Progress | None:
-        return None if self.phase is None else Progress(phase=self.phase, steps_done=0, steps_total=3)
+        return (
+            None if self.phase is None else Progress(phase=self.phase, steps_done=0, steps_total=3)
+        )
 
 
 @pytest.fixture
 def running() -> RunningAttempt:
     recipe = tiny_recipe()
     return RunningAttempt(
-        trial=Trial(id=1, campaign_id=1, number=1, recipe_id="a", recipe=recipe, state=TrialState.RUNNING),
+        trial=Trial(
+            id=1, campaign_id=1, number=1, recipe_id="a", recipe=recipe, state=TrialState.RUNNING
+        ),
         attempt=Attempt(
             id=1,
             campaign_id=1,
@@ -44,7 +48,9 @@ def running() -> RunningAttempt:
     )
 
 
-def test_an_evaluator_that_says_nothing_of_waiting_is_charged_from_the_start(running: RunningAttempt) -> None:
+def test_an_evaluator_that_says_nothing_of_waiting_is_charged_from_the_start(
+    running: RunningAttempt,
+) -> None:
     assert running.update(Phases()).progress is None  # type: ignore[arg-type]
     assert running.node_seconds == pytest.approx(400, abs=20)
 

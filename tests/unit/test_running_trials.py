@@ -1,4 +1,6 @@
-"""What runs now: its steps, why it was chosen, and what is unknown of it; on pages, by the API and on the terminal."""
+"""What runs now: its steps, why it was chosen, and what is unknown of it; on pages, by the API and
+on the terminal.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,20 @@ def test_running_probe_has_its_step_its_reason_and_the_last_outcomes(
         write_steps(folder, 2)
         found = seen(tmp_path)
         (one,) = found.probes
-        assert one.step_in_words == f"step 2 of at most {campaign.spec.probe.most_steps}, the last in 1.5 s"
-        assert (one.trial_number, one.recipe, one.expected, one.unknown) == (9, campaign.recipes[8], EXPECTED, "")
-        words = "chance to run 90 %, expected 5,000 tokens/s; expected gain over the best 3.1 %, none if slower"
+        assert (
+            one.step_in_words
+            == f"step 2 of at most {campaign.spec.probe.most_steps}, the last in 1.5 s"
+        )
+        assert (one.trial_number, one.recipe, one.expected, one.unknown) == (
+            9,
+            campaign.recipes[8],
+            EXPECTED,
+            "",
+        )
+        words = (
+            "chance to run 90 %, expected 5,000 tokens/s; expected gain over the best 3.1 %, none"
+            " if slower"
+        )
         assert why_chosen(one, "guided") == words
         assert [row.trial.number for row in found.last] == [8, 7, 6, 5, 4, 3]
         print_running(found)
@@ -66,10 +79,14 @@ def test_of_many_running_probes_the_first_are_described_and_all_counted(tmp_path
         assert why_chosen(found.probes[0], "random") == "random stored no forecast of it"
 
 
-def test_probe_on_another_machine_is_unknown_even_where_a_folder_of_its_name_is(tmp_path: Path) -> None:
+def test_probe_on_another_machine_is_unknown_even_where_a_folder_of_its_name_is(
+    tmp_path: Path,
+) -> None:
     with driven(tmp_path, "wide") as campaign, open_store(str(tmp_path / "store.db")) as store:
         campaign.begin()
-        lease = store.acquire_lease(store.campaign("wide").id, host="elsewhere", pid=1, take_over=True)
+        lease = store.acquire_lease(
+            store.campaign("wide").id, host="elsewhere", pid=1, take_over=True
+        )
         campaign.writer = store.drive(lease)
         assert seen(tmp_path).total == 0, "an earlier driver's attempt does not run"
         folder = campaign.begin()
@@ -78,7 +95,9 @@ def test_probe_on_another_machine_is_unknown_even_where_a_folder_of_its_name_is(
         os.utime(folder, (1e9, 1e9))
         (one,) = seen(tmp_path).probes
         assert (one.phase, one.steps_done) == (None, None)
-        assert one.step_in_words.startswith("step and log are unknown here: the driver runs on elsewhere")
+        assert one.step_in_words.startswith(
+            "step and log are unknown here: the driver runs on elsewhere"
+        )
 
 
 def test_command_s_steps_are_read_from_its_log(tmp_path: Path) -> None:
@@ -89,10 +108,14 @@ def test_command_s_steps_are_read_from_its_log(tmp_path: Path) -> None:
     }
     with driven(tmp_path, "wide", evaluator="command", command=command) as campaign:
         folder = campaign.begin()
-        (folder / "command.log").write_text("1.0 hello\n2.0 step 1 took 0.7\n3.5 step 2 took 0.5\n", encoding="utf-8")
+        (folder / "command.log").write_text(
+            "1.0 hello\n2.0 step 1 took 0.7\n3.5 step 2 took 0.5\n", encoding="utf-8"
+        )
         (one,) = seen(tmp_path).probes
         assert (one.steps_done, one.last_step_s) == (2, 0.5)
-        assert log_end(campaign.spec.run_folder, folder) == "hello\nstep 1 took 0.7\nstep 2 took 0.5"
+        assert (
+            log_end(campaign.spec.run_folder, folder) == "hello\nstep 1 took 0.7\nstep 2 took 0.5"
+        )
 
 
 def test_operators_alone_read_the_log_of_a_probe_that_runs(tmp_path: Path) -> None:
@@ -105,7 +128,10 @@ def test_operators_alone_read_the_log_of_a_probe_that_runs(tmp_path: Path) -> No
         assert operator.log("wide", 1).endswith("rank 0 says 40\n")
         with pytest.raises(NotFound, match="no log to read"):
             reader.log("wide", 1)
-        pages = [client.get("/campaigns/wide", headers=bearer(one)).text for one in (tokens.operator, tokens.reader)]
+        pages = [
+            client.get("/campaigns/wide", headers=bearer(one)).text
+            for one in (tokens.operator, tokens.reader)
+        ]
         assert ["rank 0 says 40" in page for page in pages] == [True, False]
         assert all("step 1 of at most" in page for page in pages)
 
@@ -132,7 +158,9 @@ def test_csv_has_the_rows_of_the_table(tmp_path: Path) -> None:
     page_store(tmp_path)
     chosen = settings(tmp_path)
     with browser(chosen) as client:
-        answer = client.get("/api/v1/campaigns/first/dataframe?format=csv", headers=bearer(tokens_of(chosen).reader))
+        answer = client.get(
+            "/api/v1/campaigns/first/dataframe?format=csv", headers=bearer(tokens_of(chosen).reader)
+        )
     rows = list(csv.DictReader(io.StringIO(answer.text)))
     frame = LocalStore(str(tmp_path / "store.db")).dataframe("first")
     assert [row["recipe_id"] for row in rows] == frame["recipe_id"].tolist()
@@ -147,7 +175,12 @@ def test_snippets_load_the_campaign_as_they_are_pasted(
     chosen = settings(tmp_path)
     with browser(chosen) as client:
         service: Service = client.app.state.service  # type: ignore[attr-defined]
-        monkeypatch.setattr(frontrunner, "connect", lambda url: remote(client, tokens_of(chosen).reader), raising=False)
+        monkeypatch.setattr(
+            frontrunner,
+            "connect",
+            lambda url: remote(client, tokens_of(chosen).reader),
+            raising=False,
+        )
         texts = snippets(service, "first", "http://127.0.0.1:8787", Role.OPERATOR)
         assert len(texts) == 2
         printed = []
@@ -158,4 +191,7 @@ def test_snippets_load_the_campaign_as_they_are_pasted(
             printed.append(capsys.readouterr().out)
         assert printed[0] == printed[1] != ""
         assert list(snippets(service, "first", "http://far:80", Role.READER)) == ["by this service"]
-        assert "PLAIN_HTTP" in snippets(service, "first", "http://far:80", Role.READER)["by this service"]
+        assert (
+            "PLAIN_HTTP"
+            in snippets(service, "first", "http://far:80", Role.READER)["by this service"]
+        )

@@ -19,7 +19,12 @@ from frontrunner.spaces.space import Space
 from support.analytic import A100, PROBLEM, recipe
 from support.campaigns import tiny, write_toml
 
-SPACE = Space(tensor_parallel=(4, 8), pipeline_parallel=(1, 2), micro_batch_seqs=(1, 2), sharding=("none", "zero-1"))
+SPACE = Space(
+    tensor_parallel=(4, 8),
+    pipeline_parallel=(1, 2),
+    micro_batch_seqs=(1, 2),
+    sharding=("none", "zero-1"),
+)
 
 
 def test_each_count_has_the_recipe_that_a_plan_of_it_ranks_first() -> None:
@@ -38,12 +43,18 @@ def test_each_count_has_the_recipe_that_a_plan_of_it_ranks_first() -> None:
 
 
 def test_a_network_is_as_unknown_as_measured_recipes_did_not_feel_it() -> None:
-    """Gradients of 16 replicas, a micro-batch each, wait for the network; tensor parallelism in a node does not."""
+    """Gradients of 16 replicas, a micro-batch each, wait for the network; tensor parallelism in a
+    node does not.
+    """
     cluster = replace(A100, device="of-my-own", nodes=64)
-    large, more, small = (replace(PROBLEM, cluster=replace(cluster, nodes=nodes)) for nodes in (64, 12, 8))
+    large, more, small = (
+        replace(PROBLEM, cluster=replace(cluster, nodes=nodes)) for nodes in (64, 12, 8)
+    )
 
     def on(nodes: int, **changes: int) -> Recipe:
-        return recipe(devices=8 * nodes, tensor_parallel=8, micro_batch_seqs=1, accumulation=1, **changes)
+        return recipe(
+            devices=8 * nodes, tensor_parallel=8, micro_batch_seqs=1, accumulation=1, **changes
+        )
 
     def slower(problem: Problem, *measured: tuple[Problem, list[Recipe]]) -> float:
         below, above = network_ends([on(problem.cluster.nodes)], problem, measured)
@@ -53,8 +64,14 @@ def test_a_network_is_as_unknown_as_measured_recipes_did_not_feel_it() -> None:
     many = [on(8)] * 10
     unknown, known = slower(small), slower(small, (small, many))
     assert known < 0.3 * unknown
-    assert slower(small, (replace(small, cluster=replace(small.cluster, nodes=1)), [on(1)] * 10)) == unknown
-    assert slower(small, (replace(small, cluster=replace(small.cluster, memory_gb_per_s=1000)), many)) == unknown
+    assert (
+        slower(small, (replace(small, cluster=replace(small.cluster, nodes=1)), [on(1)] * 10))
+        == unknown
+    )
+    assert (
+        slower(small, (replace(small, cluster=replace(small.cluster, memory_gb_per_s=1000)), many))
+        == unknown
+    )
     assert 2 * known < slower(more, (small, many)) < slower(more)
     assert slower(large, (small, many)) == pytest.approx(slower(large))
 
@@ -89,10 +106,14 @@ def test_a_count_without_a_recipe_says_why_and_the_next_is_the_measure() -> None
     assert nothing_fits.reason.endswith("GiB of 39.00")
     assert (best.reason, best.efficiency) == (None, 1.0)
     assert more.efficiency != 1.0
-    crowded = scaling(replace(SPACE, tensor_parallel=(8,), pipeline_parallel=(1,)), PROBLEM, [128]).strong[0]
+    crowded = scaling(
+        replace(SPACE, tensor_parallel=(8,), pipeline_parallel=(1,)), PROBLEM, [128]
+    ).strong[0]
     assert crowded.reason is not None
     assert "does not divide global batch 64" in crowded.reason
-    uneven = scaling(SPACE, replace(PROBLEM, global_batch=GlobalBatch(minimum=12, maximum=12)), [3]).weak[0]
+    uneven = scaling(
+        SPACE, replace(PROBLEM, global_batch=GlobalBatch(minimum=12, maximum=12)), [3]
+    ).weak[0]
     assert uneven.reason == "12 sequences x 3 / 8 nodes is not a whole number of sequences"
 
 
@@ -101,7 +122,11 @@ def test_lists_that_may_bound_the_answer_are_named() -> None:
 
     assert "context_parallel" not in bounds
     best = [row.best.recipe for row in scaling(SPACE, PROBLEM, [2, 8]).strong if row.best]
-    for dimension, largest in (("tensor_parallel", 8), ("pipeline_parallel", 2), ("micro_batch_seqs", 2)):
+    for dimension, largest in (
+        ("tensor_parallel", 8),
+        ("pipeline_parallel", 2),
+        ("micro_batch_seqs", 2),
+    ):
         taken = any(getattr(recipe, dimension) == largest for recipe in best)
         assert not taken or bounds[dimension].largest == largest
 
@@ -119,7 +144,10 @@ def test_devices_of_the_space_are_left_aside() -> None:
         ([], r"nodes = \[\]: expected 1 to 32 counts"),
         ([0, 2], "nodes = 0: expected whole numbers of at least 1"),
         ([True], "nodes = true: expected whole numbers"),
-        ([4, 2, 4], r"nodes = \[4, 2, 4\]: expected each count once, and 4 is there more than once"),
+        (
+            [4, 2, 4],
+            r"nodes = \[4, 2, 4\]: expected each count once, and 4 is there more than once",
+        ),
         ([200_000], "nodes = 200000: expected at most 1,000,000 devices in all, with 8 a node"),
         (list(range(1, 40)), "expected 1 to 32 counts"),
     ],
@@ -132,7 +160,9 @@ def test_counts_that_cannot_be_used(counts: list[int], message: str) -> None:
 @pytest.mark.parametrize("text", ["16,x", "16,,32", "", "-4", "1.5", "٣"])
 def test_text_that_is_no_list_of_counts(text: str, tmp_path: Path) -> None:
     file = write_toml(tmp_path / "tiny.toml", tiny())
-    with pytest.raises(InvalidInput, match=r"--nodes = .*: expected whole numbers with commas between"):
+    with pytest.raises(
+        InvalidInput, match=r"--nodes = .*: expected whole numbers with commas between"
+    ):
         command(["plan", str(file), "--nodes", text], standalone_mode=False)
 
 
@@ -155,16 +185,22 @@ def test_the_command_prints_both_tables_and_answers_programs(
         command(["plan", file, "--nodes", "1", "--top", "3"], standalone_mode=False)
 
 
-def test_nothing_on_any_count_has_its_own_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_on_any_count_has_its_own_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = write_toml(tmp_path / "tiny.toml", tiny(cluster={"memory_gib_per_device": 0.01}))
     with pytest.raises(NothingLegal):
         command(["plan", str(file), "--nodes", "1,2"], standalone_mode=False)
     assert "1 node: nothing fits" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("figures", [{"memory_gib_per_device": 81920e3}, {"memory_gb_per_s": 2.039e12}])
+@pytest.mark.parametrize(
+    "figures", [{"memory_gib_per_device": 81920e3}, {"memory_gb_per_s": 2.039e12}]
+)
 def test_figures_in_another_unit_are_refused(figures: dict[str, float]) -> None:
     with pytest.raises(InvalidInput, match="is it in another unit"):
         replace(A100, **figures)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match=r"cluster\.peak_tflops\.bf16 = 312000.0: expected at most 100,000"):
+    with pytest.raises(
+        InvalidInput, match=r"cluster\.peak_tflops\.bf16 = 312000.0: expected at most 100,000"
+    ):
         replace(A100, peak_tflops=ByPrecision(bf16=312e3))

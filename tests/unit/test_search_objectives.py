@@ -1,4 +1,6 @@
-"""A search for several objectives: what a front is worth, what a probe adds, and that the front found is better."""
+"""A search for several objectives: what a front is worth, what a probe adds, and that the front
+found is better.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from frontrunner.search.guided.acquisition import REFERENCE, Allowances, Front
 from frontrunner.search.guided.prior import prior_of
 from frontrunner.search.guided.strategy import Guided
 from frontrunner.search.spec import SearchSettings
-from frontrunner.search.strategy import OBJECTIVES, SEEK_MORE, STRATEGIES, Strategy, Told, make_strategy
+from frontrunner.search.strategy import (
+    OBJECTIVES,
+    SEEK_MORE,
+    STRATEGIES,
+    Strategy,
+    Told,
+    make_strategy,
+)
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from support.guided import PROBLEM, SPACE
@@ -28,11 +37,14 @@ PRIOR = prior_of(SURVEY.recipes, PROBLEM)
 ROW = {recipe: row for row, recipe in enumerate(SURVEY.recipes)}
 NODES = np.array([nodes_used(recipe, PROBLEM) for recipe in SURVEY.recipes], dtype=np.float64)
 LIMIT = PROBLEM.cluster.memory_bytes_per_device
-SPEED = np.exp(PRIOR.log_speed - 0.5 * np.array([recipe.tensor_parallel == 1 for recipe in SURVEY.recipes]))
+SPEED = np.exp(
+    PRIOR.log_speed - 0.5 * np.array([recipe.tensor_parallel == 1 for recipe in SURVEY.recipes])
+)
 MORE = np.array([1.15 if recipe.recompute == "none" else 0.95 for recipe in SURVEY.recipes])
 FILL, HELD = np.exp(PRIOR.log_fill) * MORE, np.exp(PRIOR.log_allocated) * MORE
-"""A machine that differs from the formulas: one rank a layer is slower, and what is kept takes more. Peaks are measured
-as what tensors hold."""
+"""A machine that differs from the formulas: one rank a layer is slower, and what is kept takes
+more. Peaks are measured as what tensors hold.
+"""
 
 
 def probe(recipe: Recipe) -> Outcome:
@@ -41,8 +53,10 @@ def probe(recipe: Recipe) -> Outcome:
         return Failure(kind=FailureKind.OUT_OF_MEMORY, message="no")
     tokens, speed = 64 * 2048, float(SPEED[row])
     return Measurement(
-        step_times_s=(tokens / speed,) * 3, tokens_per_step=tokens, tokens_per_s=speed, model_tflops_per_device=1.0,
-        hardware_tflops_per_device=1.0, mfu=None, peak_memory_bytes=(int(HELD[row] * LIMIT),), losses=(),
+        step_times_s=(tokens / speed,) * 3, tokens_per_step=tokens, tokens_per_s=speed,
+        model_tflops_per_device=1.0,
+        hardware_tflops_per_device=1.0, mfu=None, peak_memory_bytes=(int(HELD[row] * LIMIT),),
+        losses=(),
         node_seconds=1.0, build_time_s=0.0, first_step_time_s=1.0,
     )  # fmt: skip
 
@@ -59,7 +73,9 @@ def searched(strategy: Strategy, probes: int) -> list[int]:
 
 
 def covered(rows: list[int], objectives: tuple[str, ...], grid: int = 400) -> float:
-    """The mean best speed within each allowance of a fine grid of memory, up to a device's, and nodes: brute force."""
+    """The mean best speed within each allowance of a fine grid of memory, up to a device's, and
+    nodes: brute force.
+    """
     memory = HELD[rows] if "memory" in objectives else np.zeros(len(rows))
     total = []
     for nodes in (1, 2) if "nodes" in objectives else (2,):
@@ -72,12 +88,20 @@ def covered(rows: list[int], objectives: tuple[str, ...], grid: int = 400) -> fl
 def made_up(rows: int, seed: int) -> tuple[Rows, Rows, Rows]:
     """Logarithms of speed and of memory's share, and nodes."""
     random = np.random.default_rng(seed)
-    return random.normal(3, 0.5, rows), np.log(random.uniform(0.1, 1, rows)), random.choice([1.0, 2.0, 4.0], rows)
+    return (
+        random.normal(3, 0.5, rows),
+        np.log(random.uniform(0.1, 1, rows)),
+        random.choice([1.0, 2.0, 4.0], rows),
+    )
 
 
-def by_grid(log_speeds: Rows, log_fill: Rows, nodes: Rows, levels: tuple[float, ...], grid: int = 4000) -> float:
+def by_grid(
+    log_speeds: Rows, log_fill: Rows, nodes: Rows, levels: tuple[float, ...], grid: int = 4000
+) -> float:
     allowed = (np.arange(grid) + 0.5) / grid * REFERENCE
-    within = (np.exp(log_fill)[:, None, None] <= allowed) & (nodes[:, None, None] <= np.array(levels)[:, None])
+    within = (np.exp(log_fill)[:, None, None] <= allowed) & (
+        nodes[:, None, None] <= np.array(levels)[:, None]
+    )
     return float(np.where(within, np.exp(log_speeds)[:, None, None], 0.0).max(axis=0).mean())
 
 
@@ -117,18 +141,23 @@ def test_with_tokens_alone_the_worth_is_the_best_speed_and_nothing_else_counts()
     front = Front(allowances, speeds[:8], demands[np.arange(8)])
     assert front.log_worth == speeds[:8].max()
     best = np.zeros((1, 2))
-    assert front.gain(np.array([front.log_worth + 0.1]), np.zeros(1), best)[0] == pytest.approx(math.expm1(0.1))
+    assert front.gain(np.array([front.log_worth + 0.1]), np.zeros(1), best)[0] == pytest.approx(
+        math.expm1(0.1)
+    )
     assert (allowances.reach(demands) == 1).all()
 
 
-@pytest.mark.parametrize("objectives", [("tokens", "memory"), ("tokens", "nodes"), ("tokens", "memory", "nodes")])
+@pytest.mark.parametrize(
+    "objectives", [("tokens", "memory"), ("tokens", "nodes"), ("tokens", "memory", "nodes")]
+)
 def test_a_search_for_a_front_covers_more_than_one_for_speed(objectives: tuple[str, ...]) -> None:
     runs = np.flatnonzero(FILL <= 1)
     whole = covered(runs.tolist(), objectives)
     shares = {
         sought: np.mean(
             [
-                covered(searched(make_strategy("guided", SURVEY, seed, sought), 12), objectives) / whole
+                covered(searched(make_strategy("guided", SURVEY, seed, sought), 12), objectives)
+                / whole
                 for seed in range(2)
             ]
         )
@@ -138,7 +167,9 @@ def test_a_search_for_a_front_covers_more_than_one_for_speed(objectives: tuple[s
     assert shares[objectives] > 0.8
 
 
-def test_a_space_that_is_not_looked_at_whole_is_searched_along_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_space_that_is_not_looked_at_whole_is_searched_along_the_front(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("frontrunner.search.guided.strategy.LOOKED_AT", len(SURVEY.recipes) // 10)
     rows = searched(Guided(SURVEY, 0, objectives=OBJECTIVES), 24)
     whole = covered(np.flatnonzero(FILL <= 1).tolist(), OBJECTIVES)
@@ -181,7 +212,9 @@ def test_the_outlook_is_of_the_front_and_nothing_is_repeated() -> None:
 
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name not in SEEK_MORE])
 def test_a_strategy_that_seeks_speed_alone_refuses_more(name: str) -> None:
-    with pytest.raises(InvalidInput, match=r'search\.objectives = \["tokens", "memory"\]: expected what') as refusal:
+    with pytest.raises(
+        InvalidInput, match=r'search\.objectives = \["tokens", "memory"\]: expected what'
+    ) as refusal:
         SearchSettings(strategy=name, objectives=("tokens", "memory"))
     assert refusal.value.hint == "search.strategy = guided or optuna-nsga2 searches for these"
     with pytest.raises(InvalidInput, match=r"search\.objectives"):
@@ -209,6 +242,8 @@ def test_nsga2_seeks_speed_and_memory() -> None:
 
 
 def test_nsga2_seeks_no_nodes() -> None:
-    with pytest.raises(InvalidInput, match=r'expected what search\.strategy = "optuna-nsga2"') as refusal:
+    with pytest.raises(
+        InvalidInput, match=r'expected what search\.strategy = "optuna-nsga2"'
+    ) as refusal:
         SearchSettings(strategy="optuna-nsga2", objectives=OBJECTIVES)
     assert refusal.value.hint == "search.strategy = guided searches for these"

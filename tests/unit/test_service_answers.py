@@ -1,4 +1,6 @@
-"""What the service answers: the same as the commands, in pages, as streams, as metrics; and nothing of other files."""
+"""What the service answers: the same as the commands, in pages, as streams, as metrics; and nothing
+of other files.
+"""
 
 from __future__ import annotations
 
@@ -66,10 +68,15 @@ def test_recipes_come_filtered_and_in_pages_with_their_ranks(client: TestClient)
     assert [item["rank"] for item in everything["items"]] == [1, 2, 3]
     second = ask(client, "/campaigns/first/recipes?page=2&page_size=1")
     assert second == {"items": everything["items"][1:2], "total": 3}
-    some = ask(client, "/campaigns/first/recipes?micro_batch_seqs=4&tensor_parallel=2&sequence_parallel=false")
+    some = ask(
+        client,
+        "/campaigns/first/recipes?micro_batch_seqs=4&tensor_parallel=2&sequence_parallel=false",
+    )
     assert some == {"items": everything["items"][2:], "total": 1}
     assert ask(client, "/campaigns/first/recipes?tensor_parallel=4") == {"items": [], "total": 0}
-    named = ask(client, "/campaigns/first/recipes?sharding=none&data_parallel=4&offload=none&compile=false")
+    named = ask(
+        client, "/campaigns/first/recipes?sharding=none&data_parallel=4&offload=none&compile=false"
+    )
     assert named["items"] == everything["items"]
     assert ask(client, "/campaigns/first/recipes?sharding=zero-1")["total"] == 0
     small = ask(client, "/campaigns/first/recipes?max_memory_gb=0.000004")
@@ -98,7 +105,9 @@ def test_questions_out_of_bounds_are_refused(client: TestClient, question: str) 
     assert question.partition("=")[0] in refused.json()["detail"]
 
 
-@pytest.mark.parametrize("path", ["campaigns", "campaigns/first", "campaigns/first/best", "registered", "drivers"])
+@pytest.mark.parametrize(
+    "path", ["campaigns", "campaigns/first", "campaigns/first/best", "registered", "drivers"]
+)
 def test_an_unknown_parameter_is_refused(client: TestClient, path: str) -> None:
     refused = client.get(f"/api/v1/{path}?page_sise=1")
     assert (refused.status_code, refused.json()["detail"]) == (422, "unknown parameter page_sise")
@@ -154,7 +163,10 @@ def test_a_stream_can_be_taken_up_anywhere(store: Path) -> None:
 def test_the_id_of_no_event_is_refused(client: TestClient, text: str) -> None:
     with pytest.raises(InvalidInput, match="Last-Event-ID"):
         parse_cursor(text)
-    assert client.get("/api/v1/campaigns/first/events", headers={"last-event-id": text}).status_code == 422
+    assert (
+        client.get("/api/v1/campaigns/first/events", headers={"last-event-id": text}).status_code
+        == 422
+    )
 
 
 def test_the_stream_of_no_campaign_is_no_stream(client: TestClient) -> None:
@@ -177,12 +189,17 @@ def test_metrics_count_trials_and_tell_the_best(client: TestClient) -> None:
 def test_metrics_of_a_simulated_campaign_say_so(tmp_path: Path) -> None:
     with open_store(str(tmp_path / "store.db"), create=True) as store:
         campaign = store.create_campaign(
-            name="rehearsal", spec_json="{}", legal_recipes=1, problem_summary={"figures": "simulated"}
+            name="rehearsal",
+            spec_json="{}",
+            legal_recipes=1,
+            problem_summary={"figures": "simulated"},
         )
         writer = store.drive(store.acquire_lease(campaign.id, host="h", pid=1))
         record(writer, f"{1:012x}", measurement((1.0, 1.1), 4_000), number=1)
         lines = metrics(store).decode().splitlines()
-    told = [line for line in lines if "rehearsal" in line and not line.startswith("frontrunner_driver")]
+    told = [
+        line for line in lines if "rehearsal" in line and not line.startswith("frontrunner_driver")
+    ]
     assert {line.split("{")[0] for line in told} == {
         "frontrunner_trials",
         "frontrunner_node_seconds",
@@ -231,7 +248,9 @@ FOREIGN: dict[str, Any] = {
 
 @pytest.mark.parametrize("key", FOREIGN)
 @pytest.mark.parametrize("path", ["/campaigns", "/plan"])
-def test_no_path_command_or_address_comes_from_the_wire(client: TestClient, path: str, key: str) -> None:
+def test_no_path_command_or_address_comes_from_the_wire(
+    client: TestClient, path: str, key: str
+) -> None:
     refused = client.post(f"/api/v1{path}", json=BODY | {key: FOREIGN[key]})
     assert refused.status_code == 422
     assert key in refused.json()["detail"]
@@ -239,10 +258,16 @@ def test_no_path_command_or_address_comes_from_the_wire(client: TestClient, path
 
 
 @pytest.mark.parametrize(("section", "key"), [("cluster", "nvme_path"), ("model", "config")])
-def test_a_path_beside_other_keys_does_not_come_from_the_wire(client: TestClient, section: str, key: str) -> None:
-    refused = client.post("/api/v1/plan", json=BODY | {section: BODY[section] | {key: "/etc/hostname"}})
+def test_a_path_beside_other_keys_does_not_come_from_the_wire(
+    client: TestClient, section: str, key: str
+) -> None:
+    refused = client.post(
+        "/api/v1/plan", json=BODY | {section: BODY[section] | {key: "/etc/hostname"}}
+    )
     assert refused.status_code == 422
-    assert refused.json()["detail"].startswith(f'{section}.{key} = "/etc/hostname": expected no path in a request')
+    assert refused.json()["detail"].startswith(
+        f'{section}.{key} = "/etc/hostname": expected no path in a request'
+    )
 
 
 @pytest.mark.parametrize("how", [{"flag": "--plugin {value}"}, {"env": "NCCL_NET_PLUGIN"}])
@@ -260,7 +285,9 @@ def test_knobs_that_reach_a_command_or_an_environment_do_not_come_from_the_wire(
 def test_a_plan_is_the_command_s(client: TestClient) -> None:
     planned = client.post("/api/v1/plan", json=BODY | {"top": 2}).json()
     assert planned["legal"] >= planned["fitting"] >= len(planned["estimates"]) == 2
-    wide = BODY | {"space": {"tensor_parallel": list(range(1, 3000)), "micro_batch_seqs": list(range(1, 3000))}}
+    wide = BODY | {
+        "space": {"tensor_parallel": list(range(1, 3000)), "micro_batch_seqs": list(range(1, 3000))}
+    }
     refused = client.post("/api/v1/plan", json=wide)
     assert refused.status_code == 422
     assert "8994001 points" in refused.json()["detail"]
@@ -269,11 +296,24 @@ def test_a_plan_is_the_command_s(client: TestClient) -> None:
 def test_no_section_of_the_wire_has_a_key_for_a_path_that_is_not_refused() -> None:
     for section in SECTIONS:
         for key in keys_of(section):
-            if any(word in key for word in ("path", "file", "folder", "url", "command", "init", "environment")):
+            if any(
+                word in key
+                for word in ("path", "file", "folder", "url", "command", "init", "environment")
+            ):
                 assert key in FORBIDDEN_KEYS.get(section, ()), f"{section}.{key}"
 
 
-ESCAPES = ["..%2f..%2fetc", "%2e%2e", "..", "first%2f..%2f..", "first%00", "first%5c..%5c", "-x", "first;ls", "FIRST"]
+ESCAPES = [
+    "..%2f..%2fetc",
+    "%2e%2e",
+    "..",
+    "first%2f..%2f..",
+    "first%00",
+    "first%5c..%5c",
+    "-x",
+    "first;ls",
+    "FIRST",
+]
 
 
 @pytest.mark.parametrize("name", ESCAPES)
@@ -310,30 +350,47 @@ def test_the_log_of_a_failure_is_told_whatever_path_the_store_names(tmp_path: Pa
     (tmp_path / "secret.log").write_text("secret")
     spec = {"name": "logged", "search": {"strategy": "random"}}
     with open_store(str(tmp_path / "store.db")) as found:
-        made = found.create_campaign(name="logged", spec_json=json.dumps(spec), legal_recipes=1, problem_summary={})
+        made = found.create_campaign(
+            name="logged", spec_json=json.dumps(spec), legal_recipes=1, problem_summary={}
+        )
         writer = found.drive(found.acquire_lease(made.id, host="elsewhere.example", pid=1))
         writer.set_state(CampaignState.RUNNING, reason="")
         path = str(tmp_path / "secret.log")
-        record(writer, "a" * 12, Failure(kind=FailureKind.CRASHED, message="", log_tail="kept", log_path=path))
+        record(
+            writer,
+            "a" * 12,
+            Failure(kind=FailureKind.CRASHED, message="", log_tail="kept", log_path=path),
+        )
     with browser(settings(tmp_path)) as client:
         client.headers.update(bearer(tokens_of(settings(tmp_path)).reader))
         assert client.get("/api/v1/campaigns/logged/trials/1/log").text == "kept"
         assert client.get("/api/v1/campaigns/logged/trials/2/log").status_code == 404
 
 
-def test_a_reader_is_told_the_lines_of_a_log_that_the_driver_kept_and_an_operator_the_file(tmp_path: Path) -> None:
+def test_a_reader_is_told_the_lines_of_a_log_that_the_driver_kept_and_an_operator_the_file(
+    tmp_path: Path,
+) -> None:
     spec = spec_of(tiny(name="logged"), tmp_path / "runs")
     log = spec.run_folder / "00001.1" / "rank-0.log"
     log.parent.mkdir(parents=True)
     log.write_text("a token of the driver's shell")
     with open_store(str(tmp_path / "store.db")) as found:
-        made = found.create_campaign(name="logged", spec_json=dump_json(spec), legal_recipes=1, problem_summary={})
+        made = found.create_campaign(
+            name="logged", spec_json=dump_json(spec), legal_recipes=1, problem_summary={}
+        )
         writer = found.drive(found.acquire_lease(made.id, host="elsewhere.example", pid=1))
         writer.set_state(CampaignState.RUNNING, reason="")
-        record(writer, "a" * 12, Failure(kind=FailureKind.CRASHED, message="", log_tail="kept", log_path=str(log)))
+        record(
+            writer,
+            "a" * 12,
+            Failure(kind=FailureKind.CRASHED, message="", log_tail="kept", log_path=str(log)),
+        )
     with browser(settings(tmp_path)) as client:
         tokens = tokens_of(settings(tmp_path))
-        for token, told in ((tokens.reader, "kept"), (tokens.operator, "a token of the driver's shell")):
+        for token, told in (
+            (tokens.reader, "kept"),
+            (tokens.operator, "a token of the driver's shell"),
+        ):
             answered = client.get("/api/v1/campaigns/logged/trials/1/log", headers=bearer(token))
             assert answered.text == told
 
@@ -391,7 +448,9 @@ def test_a_key_is_of_a_request_with_its_query(client: TestClient) -> None:
     assert client.get("/api/v1/campaigns/first").status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/api/v1/campaigns", "/", "/api/v1/campaigns/first/best", "/healthz"])
+@pytest.mark.parametrize(
+    "path", ["/api/v1/campaigns", "/", "/api/v1/campaigns/first/best", "/healthz"]
+)
 def test_head_has_the_headers_of_get_and_no_body(client: TestClient, path: str) -> None:
     asked, got = client.head(path), client.get(path)
     assert (asked.status_code, asked.content) == (200, b"")

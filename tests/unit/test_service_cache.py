@@ -86,7 +86,12 @@ def test_cached_response_is_of_one_role_and_ends_with_a_change(tmp_path: Path) -
             record(writer, f"{1:012x}", measurement((0.25,), 4_000), number=1)
             writer.release(CampaignState.FINISHED, reason="")
         assert (total(tokens.reader), total(tokens.operator)) == (1, 2)
-        assert client.post("/api/v1/campaigns/second/stop", headers=bearer(tokens.operator)).status_code == 409
+        assert (
+            client.post(
+                "/api/v1/campaigns/second/stop", headers=bearer(tokens.operator)
+            ).status_code
+            == 409
+        )
         assert total(tokens.reader) == 2
 
 
@@ -98,7 +103,10 @@ def test_large_answers_are_sent_by_gzip_to_who_accepts_it(tmp_path: Path) -> Non
         path = "/api/v1/campaigns/first/best"
         zipped = client.get(path, headers=sender | {"accept-encoding": "gzip"})
         plain = client.get(path, headers=sender | {"accept-encoding": "identity"})
-    assert (zipped.headers["content-encoding"], plain.headers.get("content-encoding")) == ("gzip", None)
+    assert (zipped.headers["content-encoding"], plain.headers.get("content-encoding")) == (
+        "gzip",
+        None,
+    )
     assert int(zipped.headers["content-length"]) < int(plain.headers["content-length"])
     assert zipped.json() == plain.json()
 
@@ -110,5 +118,7 @@ def test_what_figures_show_is_read_again_after_a_write_only(tmp_path: Path) -> N
     assert service.report("first") is service.report("first", "of a page") is first
     with open_store(str(tmp_path / "store.db")) as store:
         store.rename("first", "another")
-    assert service.report("another", "of a page") is first, "a page sees a new version when it asks for one"
+    assert service.report("another", "of a page") is first, (
+        "a page sees a new version when it asks for one"
+    )
     assert service.report("another") is not first

@@ -22,7 +22,10 @@ from support.page_stores import page_store
 from support.services import bearer, settings, signed_in
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FILES = [EXAMPLES / f"{name}.toml" for name in ("laptop", "frontier-175b", "command-accelerate", "sites/slurm")]
+FILES = [
+    EXAMPLES / f"{name}.toml"
+    for name in ("laptop", "frontier-175b", "command-accelerate", "sites/slurm")
+]
 MOST_BYTES = 200_000
 
 
@@ -47,7 +50,9 @@ def laptop(**changes: Any) -> dict[str, Any]:
 
 
 def accepts(schema: dict[str, Any], value: object, document: dict[str, Any]) -> bool:
-    return jsonschema.Draft202012Validator({**schema, "components": document["components"]}).is_valid(value)
+    return jsonschema.Draft202012Validator(
+        {**schema, "components": document["components"]}
+    ).is_valid(value)
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +61,22 @@ def sections() -> dict[str, dict[str, Any]]:
 
 
 class TestSections:
-    def test_a_section_has_the_keys_that_its_reader_knows(self, sections: dict[str, dict[str, Any]]) -> None:
+    def test_a_section_has_the_keys_that_its_reader_knows(
+        self, sections: dict[str, dict[str, Any]]
+    ) -> None:
         for schema in sections.values():
             jsonschema.Draft202012Validator.check_schema(schema)
             assert schema["description"]
 
-    def test_campaign_files_that_are_read_are_described(self, sections: dict[str, dict[str, Any]]) -> None:
+    def test_campaign_files_that_are_read_are_described(
+        self, sections: dict[str, dict[str, Any]]
+    ) -> None:
         for path in FILES:
             table = tomllib.loads(path.read_text(encoding="utf-8"))
             for section in set(table) & set(SECTIONS):
-                jsonschema.validate(table[section], sections[section], jsonschema.Draft202012Validator)
+                jsonschema.validate(
+                    table[section], sections[section], jsonschema.Draft202012Validator
+                )
 
     @pytest.mark.parametrize(
         ("section", "given"),
@@ -98,19 +109,25 @@ class TestDocument:
         assert not accepts(body, laptop(budgets={}), document)
         for section in WIRED:
             assert not accepts(body, laptop(**{section: {"no-such-key": 1}}), document), section
-            assert not set(FORBIDDEN_KEYS.get(section, ())) & set(body["properties"][section]["properties"])
+            assert not set(FORBIDDEN_KEYS.get(section, ())) & set(
+                body["properties"][section]["properties"]
+            )
         assert accepts(body, laptop(cluster={"nodes": 4}), document)  # beside a site
         assert body["properties"]["trainer"]["anyOf"][0]["enum"] == ["ours"]
 
     def test_it_says_how_a_program_and_a_browser_are_let_in(self, document: dict[str, Any]) -> None:
         schemes = document["components"]["securitySchemes"]
         assert document["security"] == [{name: []} for name in schemes]
-        assert {(scheme["type"], scheme.get("scheme", scheme.get("in"))) for scheme in schemes.values()} == {
+        assert {
+            (scheme["type"], scheme.get("scheme", scheme.get("in"))) for scheme in schemes.values()
+        } == {
             ("http", "bearer"),
             ("apiKey", "cookie"),
         }
 
-    def test_answers_fit_the_schemas_that_describe_them(self, document: dict[str, Any], tmp_path: Path) -> None:
+    def test_answers_fit_the_schemas_that_describe_them(
+        self, document: dict[str, Any], tmp_path: Path
+    ) -> None:
         recipe, *_ = page_store(tmp_path)
         chosen = settings(tmp_path)
         values = {"{name}": "first", "{recipe_id}": recipe, "{number}": "4"}
@@ -118,17 +135,27 @@ class TestDocument:
         seen = 0
         with signed_in(chosen, "reader") as service:
             for path, operations in document["paths"].items():
-                content = operations.get("get", {}).get("responses", {}).get("200", {}).get("content", {})
+                content = (
+                    operations.get("get", {}).get("responses", {}).get("200", {}).get("content", {})
+                )
                 if "application/json" not in content:
                     continue
                 asked = path
                 for name, value in values.items():
                     asked = asked.replace(name, value)
-                taken = {one["name"] for one in operations["get"].get("parameters", ()) if one["in"] == "query"}
-                answer = service.get(asked, params={name: questions[name] for name in taken & questions.keys()})
+                taken = {
+                    one["name"]
+                    for one in operations["get"].get("parameters", ())
+                    if one["in"] == "query"
+                }
+                answer = service.get(
+                    asked, params={name: questions[name] for name in taken & questions.keys()}
+                )
                 if answer.status_code == 200:
                     seen += 1
-                    assert accepts(content["application/json"]["schema"], answer.json(), document), path
+                    assert accepts(
+                        content["application/json"]["schema"], answer.json(), document
+                    ), path
         assert seen >= 15
         assert json.loads(json.dumps(document)) == document
 
@@ -149,7 +176,10 @@ class TestRefusals:
 
     def test_options_and_405_name_all_methods_of_an_address(self, client: TestClient) -> None:
         answer = client.options("/api/v1/campaigns/first")
-        assert (answer.status_code, answer.headers["allow"]) == (204, "DELETE, GET, HEAD, OPTIONS, PATCH")
+        assert (answer.status_code, answer.headers["allow"]) == (
+            204,
+            "DELETE, GET, HEAD, OPTIONS, PATCH",
+        )
         assert client.put("/api/v1/campaigns").headers["allow"] == "GET, HEAD, OPTIONS, POST"
         assert client.options("/api/v1/none").status_code == 404
 
@@ -161,7 +191,11 @@ class TestMessages:
             ({"budgets": {}}, "unknown section [budgets]", "did you mean 'budget'?"),
             ({"probes": 3}, "unknown key probes = 3", "did you mean 'probe'?"),
             ({"model": 3}, "model = 3: expected a section: [model]", None),
-            ({"problem": None}, "[problem] is missing", "`frontrunner init` writes a file with what is needed"),
+            (
+                {"problem": None},
+                "[problem] is missing",
+                "`frontrunner init` writes a file with what is needed",
+            ),
             ({"name": 3}, "name = 3: expected text in quotes", None),
             ({"budget": {"prob": 3}}, "unknown key budget.prob = 3", "did you mean 'probes'?"),
             ({"budget": {"probes": "3"}}, 'budget.probes = "3": expected a whole number', None),
@@ -179,7 +213,9 @@ class TestMessages:
         assert (told["kind"], told["detail"], told["hint"]) == ("InvalidInput", message, hint)
 
     def test_the_launch_page_says_the_same(self, client: TestClient) -> None:
-        text = (EXAMPLES / "laptop.toml").read_text(encoding="utf-8").replace("[budget]", "[budgets]")
+        text = (
+            (EXAMPLES / "laptop.toml").read_text(encoding="utf-8").replace("[budget]", "[budgets]")
+        )
         shown = client.post("/launch/check", json={"campaign": text}).text
         assert "unknown section [budgets]" in shown
         assert "did you mean &#39;budget&#39;?" in shown
@@ -191,7 +227,10 @@ class TestMessages:
             ('{"recipe_id": "abcd"}', "steps is missing"),
             ('{"recipe_id": "abcd", "steps": 0}', "steps = 0: expected greater than or equal to 1"),
             ('{"recipe_id": "abcd", "steps": "x"}', 'steps = "x": expected a whole number'),
-            ('{"recipe_id": "no", "steps": 1}', 'recipe_id = "no": expected a string to match pattern'),
+            (
+                '{"recipe_id": "no", "steps": 1}',
+                'recipe_id = "no": expected a string to match pattern',
+            ),
             ("[1]", "the body = [1]: expected a table of keys and values"),
             ("{", "the body is not JSON: "),
         ],
@@ -199,7 +238,9 @@ class TestMessages:
     def test_other_bodies_are_refused_by_key_value_and_what_was_expected(
         self, client: TestClient, body: str, said: str
     ) -> None:
-        answer = client.post("/api/v1/replays", content=body, headers={"content-type": "application/json"})
+        answer = client.post(
+            "/api/v1/replays", content=body, headers={"content-type": "application/json"}
+        )
         assert answer.status_code == 422
         assert answer.json()["detail"].startswith(said)
 
@@ -209,11 +250,15 @@ class TestMessages:
             return found
 
         assert said("schedul=gpipe")["hint"] == "did you mean 'schedule'?"
-        assert said("tensor_parallel=x")["detail"] == 'tensor_parallel = "x": expected a whole number'
+        assert (
+            said("tensor_parallel=x")["detail"] == 'tensor_parallel = "x": expected a whole number'
+        )
 
 
 def test_each_operation_is_called_as_its_function(document: dict[str, Any]) -> None:
-    named = [one["operationId"] for methods in document["paths"].values() for one in methods.values()]
+    named = [
+        one["operationId"] for methods in document["paths"].values() for one in methods.values()
+    ]
     assert len(set(named)) == len(named)
     assert {"launch", "best", "pause", "delete", "status"} <= set(named)
     assert all(name.isidentifier() for name in named)

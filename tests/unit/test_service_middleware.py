@@ -1,4 +1,6 @@
-"""Requests that must fail, each for its own reason, and the order in which the reasons are asked."""
+"""Requests that must fail, each for its own reason, and the order in which the reasons are
+asked.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,12 @@ def test_only_the_tokens_themselves_open(client: TestClient, tokens: Tokens) -> 
     for headers in wrong:
         raw = {key: value.encode("latin-1") for key, value in headers.items()}
         assert client.get(CAMPAIGNS, headers=raw).status_code == 401, headers  # type: ignore[arg-type]
-    assert client.get(f"{CAMPAIGNS}?token={tokens.operator}&access_token={tokens.operator}").status_code == 401
+    assert (
+        client.get(
+            f"{CAMPAIGNS}?token={tokens.operator}&access_token={tokens.operator}"
+        ).status_code
+        == 401
+    )
     for token in (tokens.operator, tokens.reader):
         assert client.get(CAMPAIGNS, headers=bearer(token)).status_code == 200
 
@@ -97,14 +104,26 @@ def test_session_cookie_is_good_for_its_role_and_time(
     assert elsewhere.cookie != tokens.cookie, "two services of one host do not log each other out"
     others = elsewhere.session(owner())
     raised = tokens.session(owner()).partition(".")[0] + "." + good.partition(".")[2]
-    for cookie, status in ((good, 200), (old, 401), (others, 401), (raised, 401), ("", 401), ("a.b.c", 401)):
-        assert client.get(CAMPAIGNS, headers={"cookie": f"{tokens.cookie}={cookie}"}).status_code == status
+    for cookie, status in (
+        (good, 200),
+        (old, 401),
+        (others, 401),
+        (raised, 401),
+        ("", 401),
+        ("a.b.c", 401),
+    ):
+        assert (
+            client.get(CAMPAIGNS, headers={"cookie": f"{tokens.cookie}={cookie}"}).status_code
+            == status
+        )
     both = bearer("wrong") | {"cookie": f"{tokens.cookie}={good}"}
     assert client.get(CAMPAIGNS, headers=both).status_code == 401
 
 
 @pytest.mark.parametrize("other", ['other={"a":1}', "other=[1,2]", "a b=c", "=", 'x="'])
-def test_cookies_of_other_programs_on_this_host_keep_nobody_out(client: TestClient, tokens: Tokens, other: str) -> None:
+def test_cookies_of_other_programs_on_this_host_keep_nobody_out(
+    client: TestClient, tokens: Tokens, other: str
+) -> None:
     ours = f"{tokens.cookie}={tokens.session(READER)}"
     for cookies in (f"{other}; {ours}", f"{ours}; {other}"):
         assert client.get(CAMPAIGNS, headers={"cookie": cookies}).status_code == 200, cookies
@@ -124,7 +143,9 @@ def test_cookies_of_other_programs_on_this_host_keep_nobody_out(client: TestClie
     ],
     ids=str,
 )
-def test_the_link_leads_to_an_address_that_is_answered(tmp_path: Path, chosen: dict[str, Any], address: str) -> None:
+def test_the_link_leads_to_an_address_that_is_answered(
+    tmp_path: Path, chosen: dict[str, Any], address: str
+) -> None:
     found = settings(tmp_path, **chosen)
     assert found.address(9) == address
     assert urlsplit(address).netloc.removesuffix(":9") in found.host_names
@@ -139,7 +160,8 @@ def test_a_proxy_needs_a_name_and_is_told_where_to_connect(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.", "", "127.0.0.1@evil", "[::2]:1"]
+    "host",
+    ["evil.example", "127.0.0.1.evil.example", "localhost.", "", "127.0.0.1@evil", "[::2]:1"],
 )
 def test_another_host_name_is_refused(client: TestClient, tokens: Tokens, host: str) -> None:
     headers = bearer(tokens.operator) | {"host": host}
@@ -147,12 +169,18 @@ def test_another_host_name_is_refused(client: TestClient, tokens: Tokens, host: 
     assert client.get("/healthz", headers={"host": host}).status_code == 400
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:9", "LOCALHOST:8787", "[::1]:8787", "[::1]"])
-def test_this_machine_s_names_are_known_whatever_the_port(client: TestClient, tokens: Tokens, host: str) -> None:
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost:9", "LOCALHOST:8787", "[::1]:8787", "[::1]"]
+)
+def test_this_machine_s_names_are_known_whatever_the_port(
+    client: TestClient, tokens: Tokens, host: str
+) -> None:
     assert client.get(CAMPAIGNS, headers=bearer(tokens.reader) | {"host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "TRACE", "PROPFIND", "NONSENSE"])
+@pytest.mark.parametrize(
+    "method", ["POST", "PUT", "PATCH", "DELETE", "TRACE", "PROPFIND", "NONSENSE"]
+)
 @pytest.mark.parametrize(
     "sent_from",
     [
@@ -167,12 +195,16 @@ def test_this_machine_s_names_are_known_whatever_the_port(client: TestClient, to
     ],
     ids=str,
 )
-def test_other_pages_change_nothing(client: TestClient, tokens: Tokens, method: str, sent_from: dict[str, str]) -> None:
+def test_other_pages_change_nothing(
+    client: TestClient, tokens: Tokens, method: str, sent_from: dict[str, str]
+) -> None:
     headers = bearer(tokens.operator) | JSON | sent_from
     assert client.request(method, CAMPAIGNS, headers=headers, content="{}").status_code == 403
 
 
-def test_a_cookie_alone_changes_nothing_without_a_page_that_sends_it(client: TestClient, tokens: Tokens) -> None:
+def test_a_cookie_alone_changes_nothing_without_a_page_that_sends_it(
+    client: TestClient, tokens: Tokens
+) -> None:
     cookie = {"cookie": f"{tokens.cookie}={tokens.session(owner())}"}
     asked = f"{CAMPAIGNS}/none/stop"
     assert client.post(asked, headers=cookie).status_code == 403
@@ -192,10 +224,14 @@ def test_the_questions_are_asked_in_order(client: TestClient, tokens: Tokens) ->
     assert client.post(CAMPAIGNS, headers=evil, content=long).status_code == 401
     evil |= bearer(tokens.reader)
     assert client.post(CAMPAIGNS, headers=evil, content=long).status_code == 413
-    assert client.post(CAMPAIGNS, headers=bearer(tokens.reader) | JSON, json=BODY).status_code == 403
+    assert (
+        client.post(CAMPAIGNS, headers=bearer(tokens.reader) | JSON, json=BODY).status_code == 403
+    )
 
 
-def test_a_long_body_is_refused_by_what_it_says_and_by_what_arrives(client: TestClient, tokens: Tokens) -> None:
+def test_a_long_body_is_refused_by_what_it_says_and_by_what_arrives(
+    client: TestClient, tokens: Tokens
+) -> None:
     headers = bearer(tokens.operator) | JSON
 
     def parts() -> Iterator[bytes]:
@@ -203,20 +239,45 @@ def test_a_long_body_is_refused_by_what_it_says_and_by_what_arrives(client: Test
             yield b" " * 250_000
 
     assert (
-        client.post("/api/v1/plan", headers=headers | {"content-length": "99999999"}, content=b"{}").status_code == 413
+        client.post(
+            "/api/v1/plan", headers=headers | {"content-length": "99999999"}, content=b"{}"
+        ).status_code
+        == 413
     )
-    assert client.post("/api/v1/plan", headers=headers | {"content-length": "-1"}, content=b"{}").status_code == 413
+    assert (
+        client.post(
+            "/api/v1/plan", headers=headers | {"content-length": "-1"}, content=b"{}"
+        ).status_code
+        == 413
+    )
     assert client.post("/api/v1/plan", headers=headers, content=parts()).status_code == 413
 
 
-@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-def test_body_that_any_page_can_send_is_not_read(client: TestClient, tokens: Tokens, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"]
+)
+def test_body_that_any_page_can_send_is_not_read(
+    client: TestClient, tokens: Tokens, kind: str
+) -> None:
     headers = bearer(tokens.operator) | {"content-type": kind}
-    assert client.post(CAMPAIGNS, headers=headers, content=json.dumps(BODY).encode()).status_code == 422
+    assert (
+        client.post(CAMPAIGNS, headers=headers, content=json.dumps(BODY).encode()).status_code
+        == 422
+    )
 
 
 @pytest.mark.parametrize(
-    "body", [b"{", b"[" * 200_000, b'{"model": ' * 100_000, b"1e999", b"\xff\xfe", b"NaN", b"null", b"9" * 5000]
+    "body",
+    [
+        b"{",
+        b"[" * 200_000,
+        b'{"model": ' * 100_000,
+        b"1e999",
+        b"\xff\xfe",
+        b"NaN",
+        b"null",
+        b"9" * 5000,
+    ],
 )
 def test_broken_json_is_one_message(client: TestClient, tokens: Tokens, body: bytes) -> None:
     refused = client.post("/api/v1/plan", headers=bearer(tokens.operator) | JSON, content=body)
@@ -224,7 +285,9 @@ def test_broken_json_is_one_message(client: TestClient, tokens: Tokens, body: by
     assert refused.json()["detail"]
 
 
-@pytest.mark.parametrize("path", ["/campaigns", "/campaigns/first/stop", "/campaigns/first/resume", "/replays"])
+@pytest.mark.parametrize(
+    "path", ["/campaigns", "/campaigns/first/stop", "/campaigns/first/resume", "/replays"]
+)
 def test_a_reader_may_look_only(client: TestClient, tokens: Tokens, path: str) -> None:
     body = BODY if path == "/campaigns" else {"recipe_id": "0" * 12, "steps": 1}
     refused = client.post(f"/api/v1{path}", headers=bearer(tokens.reader), json=body)
@@ -247,7 +310,9 @@ def test_a_link_opens_one_browser_once(client: TestClient, tokens: Tokens) -> No
     assert launched.status_code == 403  # the link was a reader's
 
 
-def test_every_answer_tells_browsers_to_keep_to_the_page(client: TestClient, tokens: Tokens) -> None:
+def test_every_answer_tells_browsers_to_keep_to_the_page(
+    client: TestClient, tokens: Tokens
+) -> None:
     answers = [
         client.get("/healthz"),
         client.get(CAMPAIGNS),
@@ -283,7 +348,10 @@ def test_browsers_see_errors_as_pages_with_text_escaped(client: TestClient, toke
 def test_other_machines_are_let_in_by_name_only(tmp_path: Path, host: str) -> None:
     with pytest.raises(InvalidInput, match="no --allow-host gives its name"):
         settings(tmp_path, host=host)
-    assert "tune.example.org" in settings(tmp_path, host=host, allowed_hosts=("Tune.example.org",)).host_names
+    assert (
+        "tune.example.org"
+        in settings(tmp_path, host=host, allowed_hosts=("Tune.example.org",)).host_names
+    )
 
 
 @pytest.mark.parametrize("name", ["", "*", "http://x", "x:80", "a b", "\u00e9"])
@@ -295,7 +363,9 @@ def test_a_host_s_name_is_a_name(tmp_path: Path, name: str) -> None:
 def test_answers_do_not_wait_for_acknowledgements(tmp_path: Path) -> None:
     async def no_delay_of_accepted() -> int:
         async def note(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            found.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            found.set_result(
+                writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            )
             writer.close()
 
         found = asyncio.get_running_loop().create_future()

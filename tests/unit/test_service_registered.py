@@ -1,4 +1,6 @@
-"""What a launch over HTTP may not send it names: sites, trainers, data and tables, checked when the service starts."""
+"""What a launch over HTTP may not send it names: sites, trainers, data and tables, checked when the
+service starts.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Registered:
         f'[dispatch]\nbackend = "allocation"\nworker_init = ["export WANDB_API_KEY={SECRET}"]\n'
     )
     (folder / "keyed.toml").write_text(
-        f'[command]\narguments = ["train", "{SECRET}"]\n{PATTERNS}[command.environment]\nAPI = "{SECRET}"\n'
+        f'[command]\narguments = ["train", "{SECRET}"]\n{PATTERNS}[command.environment]\nAPI ='
+        f' "{SECRET}"\n'
     )
     write_table(folder / "runs.csv", row())
     return register(
@@ -70,8 +73,14 @@ def test_a_name_stands_for_what_its_file_says(known: Registered) -> None:
     assert at_site.dispatch == own.dispatch
     assert at_site.problem.cluster == replace(own.problem.cluster, nodes=1)
     trained = resolved(known, trainer="accelerate")
-    assert (trained.evaluator, trained.command) == ("command", read_campaign_file(TRAINER).spec.command)
-    assert resolved(known, trainer="accelerate", site="slurm", cluster={"nodes": 1}).dispatch == own.dispatch
+    assert (trained.evaluator, trained.command) == (
+        "command",
+        read_campaign_file(TRAINER).spec.command,
+    )
+    assert (
+        resolved(known, trainer="accelerate", site="slurm", cluster={"nodes": 1}).dispatch
+        == own.dispatch
+    )
     assert resolved(known, data="pile").data.path.endswith("pile.txt")
     looked_up = resolved(known, table="runs")
     assert looked_up.evaluator == "table"
@@ -87,7 +96,10 @@ def test_a_site_without_a_cluster_goes_with_any(known: Registered) -> None:
 
 def test_a_site_says_where_its_nodes_see_the_probes_files(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
-    text = f'[dispatch]\nbackend = "allocation"\n[store]\nurl = "sqlite:///x.db"\nrun_folder = "{shared}"\n'
+    text = (
+        '[dispatch]\nbackend = "allocation"\n[store]\nurl = "sqlite:///x.db"\nrun_folder ='
+        f' "{shared}"\n'
+    )
     (tmp_path / "site.toml").write_text(text)
     found = register({"site": [f"here={tmp_path / 'site.toml'}"]})
     file = parsed(campaign_table(CampaignBody.model_validate(PROBED | {"site": "here"}), found))
@@ -102,18 +114,39 @@ def test_a_rehearsal_takes_the_site_s_machine_alone(known: Registered) -> None:
 
 REFUSED = [
     ({"site": "slrum"}, 'site = "slrum": expected one of queue, slurm'),
-    ({"site": "slurm"}, "cluster.device = .*: expected cluster.nodes only: site = .slurm. defines the rest"),
+    (
+        {"site": "slurm"},
+        "cluster.device = .*: expected cluster.nodes only: site = .slurm. defines the rest",
+    ),
     ({"site": "slurm", "cluster": {"nodes": 3}}, "dispatch.nodes_per_allocation = 2"),
     ({"site": "slurm", "cluster": {"preset": "frontier"}}, "cluster.preset"),
     ({"trainer": "nanotron"}, "trainer = .nanotron.: expected one of accelerate, keyed"),
-    ({"trainer": "accelerate", "evaluator": "probe"}, "evaluator = .probe.: expected command, or no entry"),
-    ({"evaluator": "command"}, "trainer is missing: expected a registered trainer .accelerate, keyed."),
+    (
+        {"trainer": "accelerate", "evaluator": "probe"},
+        "evaluator = .probe.: expected command, or no entry",
+    ),
+    (
+        {"evaluator": "command"},
+        "trainer is missing: expected a registered trainer .accelerate, keyed.",
+    ),
     ({"evaluator": "table"}, "table is missing: expected a registered table .runs."),
-    ({"trainer": "accelerate", "table": "runs"}, "table = .runs.: expected no entry together with trainer"),
+    (
+        {"trainer": "accelerate", "table": "runs"},
+        "table = .runs.: expected no entry together with trainer",
+    ),
     ({"data": "../../etc/passwd"}, "expected one of pile"),
-    ({"data": {"path": "/etc/passwd"}}, r"\[data\] is not accepted from a request: expected data = a registered name"),
-    ({"dispatch": {"worker_init": ["x"]}}, r"\[dispatch\] is not accepted .* expected site = a registered name"),
-    ({"command": {"arguments": ["x"]}}, r"\[command\] is not accepted .* expected trainer = a registered name"),
+    (
+        {"data": {"path": "/etc/passwd"}},
+        r"\[data\] is not accepted from a request: expected data = a registered name",
+    ),
+    (
+        {"dispatch": {"worker_init": ["x"]}},
+        r"\[dispatch\] is not accepted .* expected site = a registered name",
+    ),
+    (
+        {"command": {"arguments": ["x"]}},
+        r"\[command\] is not accepted .* expected trainer = a registered name",
+    ),
 ]
 
 
@@ -130,9 +163,13 @@ def test_a_body_without_a_space_is_searched_as_a_file_without_one(client: TestCl
     body = {key: value for key, value in PROBED.items() if key != "space"}
     planned = client.post("/api/v1/plan", json=body)
     assert planned.status_code == 200, planned.text
-    assert planned.json()["legal"] == len(parse_campaign(body, default_name="x", base=Path()).spec.survey().recipes)
+    assert planned.json()["legal"] == len(
+        parse_campaign(body, default_name="x", base=Path()).spec.survey().recipes
+    )
     stated = client.post("/api/v1/plan", json=body | {"space": {}})
-    assert stated.json()["legal"] < planned.json()["legal"], "an empty section says that nothing varies"
+    assert stated.json()["legal"] < planned.json()["legal"], (
+        "an empty section says that nothing varies"
+    )
 
 
 def test_a_launch_names_what_there_is(client: TestClient) -> None:
@@ -164,7 +201,8 @@ def test_names_are_listed_without_what_they_hold(client: TestClient) -> None:
 
 def test_the_launch_page_checks_the_names_with_the_text(client: TestClient) -> None:
     text = 'name = "seen"\n' + "".join(
-        f"[{section}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in AROUND[section].items())
+        f"[{section}]\n"
+        + "".join(f"{key} = {_toml(value)}\n" for key, value in AROUND[section].items())
         for section in ("model", "problem", "space")
     )
 
@@ -176,7 +214,9 @@ def test_the_launch_page_checks_the_names_with_the_text(client: TestClient) -> N
     assert "expected one of queue, slurm" in check(site="frontier")
     assert (
         "another site"
-        in client.post("/launch/check", json={"campaign": f'site = "queue"\n{text}', "site": "slurm"}).text
+        in client.post(
+            "/launch/check", json={"campaign": f'site = "queue"\n{text}', "site": "slurm"}
+        ).text
     )
 
 
@@ -188,19 +228,51 @@ MISTAKES = [
     ("site", "slurm", "", InvalidInput, "--site = .slurm.: expected NAME=FILE"),
     ("site", "a b=x.toml", "", InvalidInput, "the name"),
     ("site", "x=none.toml", "", NotFound, "--site x=none.toml: no site file at"),
-    ("site", "x=x.toml", "[model]\nlayers = 1\n", InvalidInput, r"has no section \[cluster\] or \[dispatch\]"),
-    ("site", "x=x.toml", '[dispatch]\nbackend = "parsl"\n', InvalidInput, r"dispatch\.scheduler is missing"),
+    (
+        "site",
+        "x=x.toml",
+        "[model]\nlayers = 1\n",
+        InvalidInput,
+        r"has no section \[cluster\] or \[dispatch\]",
+    ),
+    (
+        "site",
+        "x=x.toml",
+        '[dispatch]\nbackend = "parsl"\n',
+        InvalidInput,
+        r"dispatch\.scheduler is missing",
+    ),
     ("site", "x=x.toml", "[dispatch]\nque = 1\n", InvalidInput, r"unknown key dispatch\.que"),
-    ("trainer", "x=x.toml", "[command]\narguments = []\n", InvalidInput, r"command\.arguments is missing"),
-    ("trainer", "x=x.toml", f'[command]\narguments = ["{{tp}}"]\n{PATTERNS}', InvalidInput, "no field is called .tp."),
-    ("data", "x=none.txt", "", InvalidInput, r"--data x=none.txt: data\.path = .none.txt.: expected a file"),
+    (
+        "trainer",
+        "x=x.toml",
+        "[command]\narguments = []\n",
+        InvalidInput,
+        r"command\.arguments is missing",
+    ),
+    (
+        "trainer",
+        "x=x.toml",
+        f'[command]\narguments = ["{{tp}}"]\n{PATTERNS}',
+        InvalidInput,
+        "no field is called .tp.",
+    ),
+    (
+        "data",
+        "x=none.txt",
+        "",
+        InvalidInput,
+        r"--data x=none.txt: data\.path = .none.txt.: expected a file",
+    ),
     ("table", "x=none.csv", "", InvalidInput, r"table\.path"),
 ]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: f"{mistake[0]}-{mistake[4]}")
 def test_a_file_that_cannot_be_used_ends_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: tuple[str, str, str, type[Exception], str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mistake: tuple[str, str, str, type[Exception], str],
 ) -> None:
     kind, word, text, error, message = mistake
     monkeypatch.chdir(tmp_path)
@@ -209,7 +281,9 @@ def test_a_file_that_cannot_be_used_ends_the_start(
         register({kind: [word]})
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("command-*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(EXAMPLES.glob("command-*.toml")), ids=lambda path: path.stem
+)
 def test_every_example_of_a_trainer_can_be_registered(path: Path) -> None:
     assert register({"trainer": [f"x={path}"]}).names("trainer") == ("x",)
 

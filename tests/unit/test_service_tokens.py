@@ -1,4 +1,6 @@
-"""Tokens: a file that is its owner's alone, links that are good once, and processes that are ours."""
+"""Tokens: a file that is its owner's alone, links that are good once, and processes that are
+ours.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ def test_a_token_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{}", "[]", '{"operator": "short", "reader": "x"}', '{"operator": 1, "reader": 2}']
+    "content",
+    ["", "{}", "[]", '{"operator": "short", "reader": "x"}', '{"operator": 1, "reader": 2}'],
 )
 def test_a_token_file_holds_two_tokens(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tokens.json"
@@ -109,7 +112,9 @@ def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 
 
-def test_only_a_frontrunner_that_was_there_at_the_time_is_ours(sleeper: subprocess.Popen[bytes]) -> None:
+def test_only_a_frontrunner_that_was_there_at_the_time_is_ours(
+    sleeper: subprocess.Popen[bytes],
+) -> None:
     program = "import time; print(flush=True); time.sleep(60)"
     named = subprocess.Popen([sys.executable, "-c", program, "-m", CHILD], stdout=subprocess.PIPE)
     try:
@@ -117,7 +122,9 @@ def test_only_a_frontrunner_that_was_there_at_the_time_is_ours(sleeper: subproce
         assert named.stdout.readline()  # before exec has ended, its command line may still be empty
         now = datetime.now(UTC)
         assert our_process(named.pid, since=now.isoformat()) is not None
-        assert our_process(named.pid, since=(now - timedelta(hours=1)).isoformat()) is None  # its id was used before
+        assert (
+            our_process(named.pid, since=(now - timedelta(hours=1)).isoformat()) is None
+        )  # its id was used before
         assert our_process(sleeper.pid, since=now.isoformat()) is None
         assert our_process(2**22 + 1, since=now.isoformat()) is None
     finally:
@@ -126,10 +133,14 @@ def test_only_a_frontrunner_that_was_there_at_the_time_is_ours(sleeper: subproce
             process.communicate()
 
 
-def test_a_process_that_is_no_driver_is_not_signalled(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_process_that_is_no_driver_is_not_signalled(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
     try:
         with open_store(str(tmp_path / "store.db")) as store:
-            made = store.create_campaign(name="c", spec_json="{}", legal_recipes=1, problem_summary={})
+            made = store.create_campaign(
+                name="c", spec_json="{}", legal_recipes=1, problem_summary={}
+            )
             drivers = Drivers(store, settings(tmp_path))
             with pytest.raises(Conflict, match="c is not running, so there is nothing to stop"):
                 drivers.tell("c", "stop")
@@ -137,7 +148,9 @@ def test_a_process_that_is_no_driver_is_not_signalled(tmp_path: Path, sleeper: s
             with pytest.raises(Conflict, match="is not a frontrunner command"):
                 drivers.tell("c", "cancel")
             store.acquire_lease(made.id, host="elsewhere.example", pid=sleeper.pid, take_over=True)
-            with pytest.raises(Conflict, match=r"on elsewhere\.example, which this service cannot reach") as refused:
+            with pytest.raises(
+                Conflict, match=r"on elsewhere\.example, which this service cannot reach"
+            ) as refused:
                 drivers.tell("c", "pause")
             assert refused.value.hint == f"there: kill -USR1 {sleeper.pid}"
             with pytest.raises(Conflict, match="c is driven by") as driven:
@@ -153,7 +166,9 @@ def test_a_process_on_another_machine_of_this_name_is_not_signalled(tmp_path: Pa
     driver = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "-m", CHILD])
     try:
         with open_store(str(tmp_path / "store.db")) as store:
-            made = store.create_campaign(name="c", spec_json="{}", legal_recipes=1, problem_summary={})
+            made = store.create_campaign(
+                name="c", spec_json="{}", legal_recipes=1, problem_summary={}
+            )
             store.acquire_lease(made.id, host=this_host(), pid=driver.pid)
             with store.database.write() as connection:
                 connection.exec_driver_sql("UPDATE holders SET boot_id = 'another'")
@@ -166,14 +181,18 @@ def test_a_process_on_another_machine_of_this_name_is_not_signalled(tmp_path: Pa
 
 
 @pytest.mark.parametrize("by_earlier_version", [False, True])
-def test_a_driver_is_told_though_the_store_s_clock_is_not_this_host_s(tmp_path: Path, by_earlier_version: bool) -> None:
+def test_a_driver_is_told_though_the_store_s_clock_is_not_this_host_s(
+    tmp_path: Path, by_earlier_version: bool
+) -> None:
     def behind() -> datetime:
         return datetime.now(UTC) - timedelta(hours=1)
 
     driver = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "-m", CHILD])
     try:
         with open_store(str(tmp_path / "store.db"), clock=behind) as store:
-            made = store.create_campaign(name="c", spec_json="{}", legal_recipes=1, problem_summary={})
+            made = store.create_campaign(
+                name="c", spec_json="{}", legal_recipes=1, problem_summary={}
+            )
             store.acquire_lease(made.id, host=this_host(), pid=driver.pid)
             if by_earlier_version:
                 with store.database.write() as connection:
@@ -188,18 +207,31 @@ def test_a_driver_is_told_though_the_store_s_clock_is_not_this_host_s(tmp_path: 
         driver.wait()
 
 
-def test_the_operator_s_token_goes_to_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operator_s_token_goes_to_this_machine_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tmp_path / "tokens.json"))
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     make_tokens(tmp_path / "tokens.json")
-    for here in ("http://127.0.0.1:8787", "http://localhost:8787", "http://[::1]:8787", "https://localhost"):
+    for here in (
+        "http://127.0.0.1:8787",
+        "http://localhost:8787",
+        "http://[::1]:8787",
+        "https://localhost",
+    ):
         connect(here)
-    for elsewhere in ("https://tune.example.org", "http://localhost.example.org:8787", "http://10.0.0.1:8787"):
+    for elsewhere in (
+        "https://tune.example.org",
+        "http://localhost.example.org:8787",
+        "http://10.0.0.1:8787",
+    ):
         with pytest.raises(NotFound, match="is for this machine only"):
             connect(elsewhere)
 
 
-def test_a_token_crosses_a_network_unencrypted_only_where_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_crosses_a_network_unencrypted_only_where_that_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv(PLAIN_HTTP_VARIABLE, raising=False)
     connect("https://tune.example.org", token="given")
     connect("http://127.0.0.1:8787", token="given")

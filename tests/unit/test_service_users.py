@@ -1,4 +1,6 @@
-"""Users of a service: invitations, the sign-in page, sessions that end, and whose name stands in a history."""
+"""Users of a service: invitations, the sign-in page, sessions that end, and whose name stands in a
+history.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +44,18 @@ def operator(chosen: ServiceSettings) -> dict[str, str]:
     return bearer(tokens_of(chosen).operator)
 
 
-def invited(client: TestClient, chosen: ServiceSettings, name: str = "ada", role: str = "operator") -> str:
+def invited(
+    client: TestClient, chosen: ServiceSettings, name: str = "ada", role: str = "operator"
+) -> str:
     made = client.post("/api/v1/users", headers=operator(chosen), json={"name": name, "role": role})
     assert made.status_code == 201, made.text
     return str(made.json()["path"]).partition("code=")[2]
 
 
 def joined(client: TestClient, code: str) -> tuple[dict[str, str], str]:
-    """Accept an invitation in a browser; return the session's cookie as a header, and the token that was shown."""
+    """Accept an invitation in a browser; return the session's cookie as a header, and the token
+    that was shown.
+    """
     page = client.post("/join", headers=OURS, content=f"code={code}")
     assert page.status_code == 200, page.text
     cookie = page.headers["set-cookie"]
@@ -60,7 +66,9 @@ def joined(client: TestClient, code: str) -> tuple[dict[str, str], str]:
     return {"cookie": cookie.partition(";")[0]}, found[1]
 
 
-def test_an_invitation_makes_a_user_of_the_first_who_accepts_it(client: TestClient, chosen: ServiceSettings) -> None:
+def test_an_invitation_makes_a_user_of_the_first_who_accepts_it(
+    client: TestClient, chosen: ServiceSettings
+) -> None:
     code = invited(client, chosen)
     for _ in range(2):  # a program that looks at links in messages uses nothing up
         asked = client.get(f"/join?code={code}", headers=HTML)
@@ -80,14 +88,20 @@ def test_an_invitation_makes_a_user_of_the_first_who_accepts_it(client: TestClie
     assert chosen.token_file.stat().st_mode & 0o777 == 0o600
 
 
-def test_an_invitation_is_accepted_by_a_program_too(client: TestClient, chosen: ServiceSettings) -> None:
+def test_an_invitation_is_accepted_by_a_program_too(
+    client: TestClient, chosen: ServiceSettings
+) -> None:
     code = invited(client, chosen, "grace", "reader")
     answer = client.post("/api/v1/join", json={"code": code})
     assert (answer.status_code, answer.json()["name"]) == (201, "grace")
     assert client.post("/api/v1/join", json={"code": code}).status_code == 422
     mine = bearer(answer.json()["token"])
     assert client.get(CAMPAIGNS, headers=mine).status_code == 200
-    for method, path in (("POST", f"{CAMPAIGNS}/first/stop"), ("GET", "/api/v1/users"), ("POST", "/account/users")):
+    for method, path in (
+        ("POST", f"{CAMPAIGNS}/first/stop"),
+        ("GET", "/api/v1/users"),
+        ("POST", "/account/users"),
+    ):
         assert client.request(method, path, headers=mine).status_code == 403
     assert "Invite" not in client.get("/account", headers=HTML | mine).text
 
@@ -97,7 +111,9 @@ def test_an_invitation_ends_after_seven_days(
 ) -> None:
     code = invited(client, chosen)
     for days, status in ((8, 422), (6, 201)):
-        monkeypatch.setattr("frontrunner.server.auth.utc_now", lambda days=days: datetime.now(UTC) + timedelta(days))
+        monkeypatch.setattr(
+            "frontrunner.server.auth.utc_now", lambda days=days: datetime.now(UTC) + timedelta(days)
+        )
         assert client.post("/api/v1/join", json={"code": code}).status_code == status
 
 
@@ -114,7 +130,9 @@ def test_a_user_who_is_removed_is_out_at_once(client: TestClient, chosen: Servic
     assert client.post("/api/v1/join", json={"code": pending}).status_code == 422
     assert other.caller_of(token=token) is None
     assert client.delete("/api/v1/users/ada", headers=operator(chosen)).status_code == 404
-    joined(client, invited(client, chosen))  # another ada, to whom the first one's session is no good
+    joined(
+        client, invited(client, chosen)
+    )  # another ada, to whom the first one's session is no good
     assert not other.lets_in(ada)
     assert other.lets_in(other.tokens.caller("ada"))
     assert other.lets_in(owner())
@@ -140,24 +158,33 @@ def test_users_have_names_of_their_own(client: TestClient, chosen: ServiceSettin
     for name in ("", "-x", "a b", "<b>", "x" * 65):
         refused = client.post("/api/v1/users", headers=operator(chosen), json={"name": name})
         assert (refused.status_code, "name" in refused.json()["detail"]) == (422, True)
-    assert [(user.name, user.role, user.added_by) for user in team.users()] == [("ada", Role.OPERATOR, owner().name)]
+    assert [(user.name, user.role, user.added_by) for user in team.users()] == [
+        ("ada", Role.OPERATOR, owner().name)
+    ]
     team.remove_user("ada")
     with pytest.raises(NotFound):
         team.remove_user("ada")
 
 
-def test_a_new_token_ends_the_earlier_one_and_no_session(client: TestClient, chosen: ServiceSettings) -> None:
+def test_a_new_token_ends_the_earlier_one_and_no_session(
+    client: TestClient, chosen: ServiceSettings
+) -> None:
     session, token = joined(client, invited(client, chosen))
     page = client.post("/account/token", headers=OURS | session)
     found = re.search(r"FRONTRUNNER_TOKEN=(\S+)", page.text)
     assert found
-    statuses = [client.get(CAMPAIGNS, headers=sent).status_code for sent in (bearer(token), bearer(found[1]), session)]
+    statuses = [
+        client.get(CAMPAIGNS, headers=sent).status_code
+        for sent in (bearer(token), bearer(found[1]), session)
+    ]
     assert statuses == [401, 200, 200]
     own = client.post("/account/token", headers=operator(chosen) | HTML)
     assert (own.status_code, "token file" in own.text) == (422, True)
 
 
-def test_signing_in_leads_on_to_the_page_that_was_wanted(client: TestClient, chosen: ServiceSettings) -> None:
+def test_signing_in_leads_on_to_the_page_that_was_wanted(
+    client: TestClient, chosen: ServiceSettings
+) -> None:
     page = client.get("/campaigns/first?x=1&y=2", headers=HTML)
     assert page.status_code == 401
     place = re.search(r'name="place" value="([^"]*)"', page.text)
@@ -167,13 +194,19 @@ def test_signing_in_leads_on_to_the_page_that_was_wanted(client: TestClient, cho
     assert style
     assert client.get(style[1]).status_code == 200  # so that it looks like the others
     token = tokens_of(chosen).reader
-    entered = client.post("/login", headers=OURS, content=f"place=%2Fplan%3Fnodes%3D8&token={token}")
+    entered = client.post(
+        "/login", headers=OURS, content=f"place=%2Fplan%3Fnodes%3D8&token={token}"
+    )
     assert (entered.status_code, entered.headers["location"]) == (303, "/plan?nodes=8")
     session = {"cookie": entered.headers["set-cookie"].partition(";")[0]}
     client.cookies.clear()
     assert client.get("/plan", headers=HTML | session).status_code == 200
     wrong = client.post("/login", headers=OURS, content="place=%2Fplan&token=wrong")
-    assert (wrong.status_code, "set-cookie" in wrong.headers, "not valid" in wrong.text) == (401, False, True)
+    assert (wrong.status_code, "set-cookie" in wrong.headers, "not valid" in wrong.text) == (
+        401,
+        False,
+        True,
+    )
     assert 'value="/plan"' in wrong.text
     evil = OURS | {"origin": "http://evil.example"}
     assert client.post("/login", headers=evil, content=f"token={token}").status_code == 403
@@ -181,15 +214,27 @@ def test_signing_in_leads_on_to_the_page_that_was_wanted(client: TestClient, cho
 
 @pytest.mark.parametrize(
     "place",
-    ["//evil.example", "https://evil.example/", "/\\evil.example", "javascript:alert(1)", "", "/login", "/a\r\nb"],
+    [
+        "//evil.example",
+        "https://evil.example/",
+        "/\\evil.example",
+        "javascript:alert(1)",
+        "",
+        "/login",
+        "/a\r\nb",
+    ],
 )
-def test_signing_in_leads_nowhere_else(client: TestClient, chosen: ServiceSettings, place: str) -> None:
+def test_signing_in_leads_nowhere_else(
+    client: TestClient, chosen: ServiceSettings, place: str
+) -> None:
     form = {"place": place, "token": tokens_of(chosen).reader}
     entered = client.post("/login", headers=HTML | {"origin": ORIGIN}, data=form)
     assert (entered.status_code, entered.headers["location"]) == (303, "/")
 
 
-def test_signing_out_ends_the_session_for_whoever_has_its_cookie(client: TestClient, chosen: ServiceSettings) -> None:
+def test_signing_out_ends_the_session_for_whoever_has_its_cookie(
+    client: TestClient, chosen: ServiceSettings
+) -> None:
     session, _ = joined(client, invited(client, chosen))
     assert client.post("/logout", headers=session).status_code == 403  # not from a page of ours
     assert client.get(CAMPAIGNS, headers=session).status_code == 200
@@ -203,12 +248,17 @@ def test_signing_out_ends_the_session_for_whoever_has_its_cookie(client: TestCli
 def test_tokens_cannot_be_tried_one_after_the_other(tmp_path: Path) -> None:
     chosen = settings(tmp_path, UNLIMITED)
     with browser(chosen) as client:
-        statuses = [client.post("/login", headers=OURS, content=f"token={n}").status_code for n in range(TRIES + 1)]
+        statuses = [
+            client.post("/login", headers=OURS, content=f"token={n}").status_code
+            for n in range(TRIES + 1)
+        ]
         assert statuses == [401] * TRIES + [429]
         assert client.get("/login").status_code == 200
 
 
-def test_without_the_token_file_nobody_is_let_in(client: TestClient, chosen: ServiceSettings) -> None:
+def test_without_the_token_file_nobody_is_let_in(
+    client: TestClient, chosen: ServiceSettings
+) -> None:
     sent = operator(chosen)
     assert client.get(CAMPAIGNS, headers=sent).status_code == 200
     chosen.token_file.rename(chosen.token_file.with_suffix(".aside"))
@@ -227,7 +277,9 @@ def test_a_page_is_not_shown_under_another_s_name(tmp_path: Path) -> None:
     assert (">ada</a>" in ada, ">ada</a>" in other) == (True, False)
 
 
-def test_who_asked_for_what_stands_in_the_history(client: TestClient, chosen: ServiceSettings) -> None:
+def test_who_asked_for_what_stands_in_the_history(
+    client: TestClient, chosen: ServiceSettings
+) -> None:
     with open_store(chosen.store) as store:
         spec = dump_json(spec_of(tiny(budget={"probes": 4})))
         store.create_campaign(name="second", spec_json=spec, legal_recipes=9, problem_summary={})
@@ -236,12 +288,20 @@ def test_who_asked_for_what_stands_in_the_history(client: TestClient, chosen: Se
     ada.rename("second", "third")
     own.change_budget("third", {"probes": 40})
     found = own.history("third")
-    assert [(event.kind, event.user) for event in found.items] == [("budget", owner().name), ("renamed", "ada")]
+    assert [(event.kind, event.user) for event in found.items] == [
+        ("budget", owner().name),
+        ("renamed", "ada"),
+    ]
     assert own.history("third", page=2, page_size=1).items == found.items[1:]
     assert found.total == 2
     page = client.get("/campaigns/third", headers=HTML | session).text
-    rows = re.findall(r'col-user">([^<]*)</td><td class="col-what">([^<]*)<', page.replace("\n", ""))
-    assert rows == [(owner().name, "budget: probes 40, was 4"), ("ada", "renamed from second to third")]
+    rows = re.findall(
+        r'col-user">([^<]*)</td><td class="col-what">([^<]*)<', page.replace("\n", "")
+    )
+    assert rows == [
+        (owner().name, "budget: probes 40, was 4"),
+        ("ada", "renamed from second to third"),
+    ]
     ada.delete("third")
     with pytest.raises(NotFound) as gone:
         own.status("third")

@@ -45,9 +45,18 @@ def test_every_trait_of_a_campaign_file_sets_a_code_and_is_read_back() -> None:
         stated = typing.get_args(typing.get_args(hints[key])[0]) or (True, False)
         assert set(kinds) == set(stated), key
         for value in kinds:
-            llama = replace(PROBLEM.model, positions="rotary", activation="swiglu", experts=8, experts_per_token=2)
+            llama = replace(
+                PROBLEM.model,
+                positions="rotary",
+                activation="swiglu",
+                experts=8,
+                experts_per_token=2,
+            )
             settings = SoftwareSettings(code="nanotron", **{key: value})
-            assert getattr(described(replace(PROBLEM, model=llama, software=settings), "torch"), key) == value
+            assert (
+                getattr(described(replace(PROBLEM, model=llama, software=settings), "torch"), key)
+                == value
+            )
 
 
 def test_the_ready_made_trainers_are_known_codes() -> None:
@@ -60,20 +69,44 @@ def test_the_ready_made_trainers_are_known_codes() -> None:
         ({}, None),
         ({"software": {"code": "llm-foundry"}}, "llm-foundry"),
         ({"evaluator": "simulated"}, None),
-        ({"evaluator": "command", "command": {"arguments": ["x", "{trainer_arguments}"], "trainer": "nemo"}}, "nemo"),
-        ({"evaluator": "command", "command": {"arguments": ["x"], "log": "torchtitan"}}, "torchtitan"),
+        (
+            {
+                "evaluator": "command",
+                "command": {"arguments": ["x", "{trainer_arguments}"], "trainer": "nemo"},
+            },
+            "nemo",
+        ),
+        (
+            {"evaluator": "command", "command": {"arguments": ["x"], "log": "torchtitan"}},
+            "torchtitan",
+        ),
         ({"evaluator": "command", "command": {"arguments": ["x"]}}, "unknown"),
-        ({"evaluator": "command", "command": {"arguments": ["x"], "trainer": "deepspeed"}}, "unknown"),
-        ({"evaluator": "command", "command": {"arguments": ["x"]}, "software": {"code": "nanotron"}}, "nanotron"),
+        (
+            {"evaluator": "command", "command": {"arguments": ["x"], "trainer": "deepspeed"}},
+            "unknown",
+        ),
+        (
+            {
+                "evaluator": "command",
+                "command": {"arguments": ["x"]},
+                "software": {"code": "nanotron"},
+            },
+            "nanotron",
+        ),
     ],
 )
-def test_a_code_is_stated_or_that_of_the_evaluator(sections: dict[str, Any], code: str | None) -> None:
+def test_a_code_is_stated_or_that_of_the_evaluator(
+    sections: dict[str, Any], code: str | None
+) -> None:
     found = spec_of(**sections)
     assert found.problem.software.code == code
     earlier = json.loads(dump_json(found))
     if "software" not in sections:  # a campaign that was stored before there was such a section
         del earlier["problem"]["software"]
-    assert load_json(CampaignSpec, json.dumps(earlier), what="spec").problem.software == found.problem.software
+    assert (
+        load_json(CampaignSpec, json.dumps(earlier), what="spec").problem.software
+        == found.problem.software
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,7 +127,10 @@ def test_a_code_is_no_part_of_a_problem_s_or_a_recipe_s_identity() -> None:
     assert other == PROBLEM
     assert recipe_id(other, recipe()) == recipe_id(PROBLEM, recipe())
     before, after = (estimate_many([recipe()], problem)[0] for problem in (PROBLEM, other))
-    assert (before.step_time_s, before.peak_memory_bytes) != (after.step_time_s, after.peak_memory_bytes)
+    assert (before.step_time_s, before.peak_memory_bytes) != (
+        after.step_time_s,
+        after.peak_memory_bytes,
+    )
 
 
 def test_an_unknown_code_lies_between_the_known_ones_and_narrows_with_what_is_stated() -> None:
@@ -135,33 +171,57 @@ def test_an_unknown_code_lies_between_the_known_ones_and_narrows_with_what_is_st
 
 
 def test_what_is_described_holds_for_the_problem_at_hand() -> None:
-    """A GPT has neither a rotation nor a gate, fp32 no 16-bit gradients; math attention is the code's own."""
+    """A GPT has neither a rotation nor a gate, fp32 no 16-bit gradients; math attention is the
+    code's own.
+    """
     settings = SoftwareSettings(code="accelerate")
-    gpt = replace(PROBLEM, software=settings, precision="fp32", model=replace(PROBLEM.model, max_positions=2048))
+    gpt = replace(
+        PROBLEM,
+        software=settings,
+        precision="fp32",
+        model=replace(PROBLEM.model, max_positions=2048),
+    )
     gpt = replace(gpt, model=replace(gpt.model, positions="learned"))
     found = described(gpt, "torch")
-    assert (found.rotary, found.activation, found.gradients, found.attention) == (None, None, "fp32", "eager")
-    assert found.describe().startswith("accelerate, attention eager, norm eager, cross-entropy eager, dropout no")
+    assert (found.rotary, found.activation, found.gradients, found.attention) == (
+        None,
+        None,
+        "fp32",
+        "eager",
+    )
+    assert found.describe().startswith(
+        "accelerate, attention eager, norm eager, cross-entropy eager, dropout no"
+    )
     assert described(replace(PROBLEM, software=settings), "torch").gradients == "16-bit"
     assert described(PROBLEM, "deepspeed").code == "deepspeed"
-    megatron = {word: SoftwareSettings(code="megatron-lm", gradients=word) for word in (None, "fp32")}
+    megatron = {
+        word: SoftwareSettings(code="megatron-lm", gradients=word) for word in (None, "fp32")
+    }
     bf16, fp16, stated = (
         described(replace(PROBLEM, software=megatron[word], precision=precision), "torch").gradients
         for word, precision in ((None, "bf16"), (None, "fp16"), ("fp32", "fp16"))
     )
     assert (bf16, fp16, stated) == ("fp32", "16-bit", "fp32")
-    narrow, wide = (Machine.of(A100, "fp16", coded(megatron[word])).software.wide_gradients for word in (None, "fp32"))
+    narrow, wide = (
+        Machine.of(A100, "fp16", coded(megatron[word])).software.wide_gradients
+        for word in (None, "fp32")
+    )
     assert (narrow, wide) == (False, True)
 
 
 def test_a_loss_of_fewer_kernels_is_faster_and_keeps_no_fp32_copy() -> None:
     """By hand: 18 + 14 bytes per logit on an fp32 copy, 4 + 4 fused; at the peak 6 against 4."""
     kinds = ("fused", "16-bit", "eager")
-    machines = [Machine.of(A100, "bf16", coded(SoftwareSettings(code="megatron-lm", cross_entropy=k))) for k in kinds]
+    machines = [
+        Machine.of(A100, "bf16", coded(SoftwareSettings(code="megatron-lm", cross_entropy=k)))
+        for k in kinds
+    ]
     rows = work(recipe())
     fused, narrow, eager = (step_time(one, rows).compute[0] for one in machines)
     logits = 4 * 2048 * 51200 / 8  # of a micro-batch on a rank
-    assert eager - fused == pytest.approx(2 * logits * (18 + 14 - 4 - 4) / machines[0].memory_bytes_per_s)
+    assert eager - fused == pytest.approx(
+        2 * logits * (18 + 14 - 4 - 4) / machines[0].memory_bytes_per_s
+    )
     assert narrow == eager
     sizes = [peak_memory(one, rows).logits[0] / logits for one in machines]
     assert sizes == pytest.approx([4, 4, 6])
@@ -177,7 +237,9 @@ def test_virtual_stages_hide_transfers_in_code_that_overlaps_them() -> None:
     assert hides / waits == pytest.approx([1, 0.05])
 
 
-def test_a_plan_prints_the_code_that_it_assumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_prints_the_code_that_it_assumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from frontrunner.evaluators.analytic.estimates import plan
     from frontrunner.views.plan import print_plan
 
@@ -186,8 +248,9 @@ def test_a_plan_prints_the_code_that_it_assumes(tmp_path: Path, capsys: pytest.C
         print_plan(plan([recipe(tensor_parallel=1, devices=8, accumulation=2)], problem))
         return " ".join(capsys.readouterr().out.split())
 
-    assert "training code assumed: megatron-lm, attention flash-3, norm eager, activation fused" in printed(
-        code="megatron-lm", norm="eager"
+    assert (
+        "training code assumed: megatron-lm, attention flash-3, norm eager, activation fused"
+        in printed(code="megatron-lm", norm="eager")
     )
     assert "training code assumed: unknown, norm fused, else any that known codes have" in printed(
         code="unknown", norm="fused"
@@ -195,9 +258,16 @@ def test_a_plan_prints_the_code_that_it_assumes(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_compiled_recipe_is_off_by_what_compiling_gains() -> None:
-    """A model whose kernels are torch's operations gains 40 %: twice that, or none, are just within the bounds."""
-    plain, compiled = (work(recipe(compile=on), fused_attention=True, rotary=True) for on in (False, True))
+    """A model whose kernels are torch's operations gains 40 %: twice that, or none, are just within
+    the bounds.
+    """
+    plain, compiled = (
+        work(recipe(compile=on), fused_attention=True, rotary=True) for on in (False, True)
+    )
     machine = Machine.of(A100, "bf16", coded(SoftwareSettings(code="accelerate")))
     gain = np.log(step_time(machine, plain).total / step_time(machine, compiled).total)
-    before, below = (log_bounds(A100, "bf16", machine.software, one, np.array([False]))[0] for one in (plain, compiled))
+    before, below = (
+        log_bounds(A100, "bf16", machine.software, one, np.array([False]))[0]
+        for one in (plain, compiled)
+    )
     assert before < gain < below < 1.3 * gain

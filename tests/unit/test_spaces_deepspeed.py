@@ -1,4 +1,6 @@
-"""The DeepSpeed engine's legality: each refusal with its code and its words, and what is legal beside it."""
+"""The DeepSpeed engine's legality: each refusal with its code and its words, and what is legal
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.space import Space
 
 MODEL = Model(name="toy", layers=8, hidden=128, heads=8, kv_heads=4, ffn_hidden=512, vocabulary=256)
-CLUSTER = Cluster(name="c", device="d", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=1.0)
+CLUSTER = Cluster(
+    name="c", device="d", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=1.0
+)
 PROBLEM = Problem(
     model=MODEL,
     cluster=CLUSTER,
@@ -33,8 +37,12 @@ TENSOR = {"tensor_parallel": 2}
 def recipe(*, sharding: str = "none", **choices: Any) -> Recipe:
     """A DeepSpeed recipe on 8 devices (or as the choices say), whose batch fits the problem."""
     chosen = {"engine": "deepspeed", "devices": 8, "micro_batch_seqs": 1, **choices}
-    replicas = chosen["devices"] // (chosen.get("tensor_parallel", 1) * chosen.get("pipeline_parallel", 1))
-    return Recipe(accumulation=16 // replicas, sharding=Sharding.named(sharding, replicas), **chosen)
+    replicas = chosen["devices"] // (
+        chosen.get("tensor_parallel", 1) * chosen.get("pipeline_parallel", 1)
+    )
+    return Recipe(
+        accumulation=16 // replicas, sharding=Sharding.named(sharding, replicas), **chosen
+    )
 
 
 LEGAL: dict[str, dict[str, Any]] = {
@@ -48,8 +56,16 @@ LEGAL: dict[str, dict[str, Any]] = {
     "offload of all on one rank": {"devices": 1, "offload": "optimizer+parameters"},
     "zero-3 under tensor parallelism": {**TENSOR, "sharding": "zero-3", "recompute": "full"},
     "zero-1 under a pipeline": {**PIPELINE, "sharding": "zero-1", "offload": "optimizer"},
-    "selective recompute with a pipeline's own layers": {**TENSOR, **PIPELINE, "recompute": "selective"},
-    "fewer micro-batches than stages": {"pipeline_parallel": 8, "schedule": "1f1b", "micro_batch_seqs": 1},
+    "selective recompute with a pipeline's own layers": {
+        **TENSOR,
+        **PIPELINE,
+        "recompute": "selective",
+    },
+    "fewer micro-batches than stages": {
+        "pipeline_parallel": 8,
+        "schedule": "1f1b",
+        "micro_batch_seqs": 1,
+    },
 }
 
 
@@ -59,29 +75,69 @@ def test_what_was_tried_and_agrees_is_legal(name: str) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"context_parallel": 2, "micro_batch_seqs": 2}, "deepspeed-context", "no context parallelism; use engine torch"),
+    (
+        {"context_parallel": 2, "micro_batch_seqs": 2},
+        "deepspeed-context",
+        "no context parallelism; use engine torch",
+    ),
     ({"replication": "ddp"}, "deepspeed-replication", "not by ddp"),
-    ({"sharding": "hybrid-4"}, "deepspeed-sharding", "4, 4 and 4 of 8 replicas: DeepSpeed has removed MiCS"),
+    (
+        {"sharding": "hybrid-4"},
+        "deepspeed-sharding",
+        "4, 4 and 4 of 8 replicas: DeepSpeed has removed MiCS",
+    ),
     ({**PIPELINE, "schedule": "gpipe"}, "deepspeed-schedule", "1f1b only, not gpipe"),
-    ({**PIPELINE, "schedule": "zbv", "virtual_stages": 2}, "deepspeed-schedule", "1f1b only, not zbv"),
+    (
+        {**PIPELINE, "schedule": "zbv", "virtual_stages": 2},
+        "deepspeed-schedule",
+        "1f1b only, not zbv",
+    ),
     ({**PIPELINE, "sharding": "zero-2"}, "deepspeed-pipeline-sharding", "ZeRO 0 and 1, not zero-2"),
     ({**PIPELINE, "sharding": "zero-3"}, "deepspeed-pipeline-sharding", "ZeRO 0 and 1, not zero-3"),
-    ({**TENSOR, "sequence_parallel": True}, "deepspeed-sequence-parallel", "no sequence parallelism"),
+    (
+        {**TENSOR, "sequence_parallel": True},
+        "deepspeed-sequence-parallel",
+        "no sequence parallelism",
+    ),
     ({"tensor_parallel": 8}, "deepspeed-kv-heads", "cannot cut 4 kv heads over 8 ranks"),
     ({**TENSOR, "recompute": "selective"}, "deepspeed-selective-tensor", "wrong gradients: AutoTP"),
     ({"offload": "optimizer"}, "offload-sharding", "a part of ZeRO 1 to 3; sharding is none"),
     ({"sharding": "zero-3", "offload": "nvme"}, "offload-nvme", "set cluster.nvme_path"),
-    ({"sharding": "zero-2", "offload": "optimizer+parameters"}, "offload-parameters", "sharding is zero-2"),
-    ({**PIPELINE, "sharding": "zero-1", "offload": "optimizer+parameters"}, "offload-pipeline", "pipeline"),
+    (
+        {"sharding": "zero-2", "offload": "optimizer+parameters"},
+        "offload-parameters",
+        "sharding is zero-2",
+    ),
+    (
+        {**PIPELINE, "sharding": "zero-1", "offload": "optimizer+parameters"},
+        "offload-pipeline",
+        "pipeline",
+    ),
     ({"sharding": "zero-2", "secondary_partition": 2}, "secondary-sharding", "sharding is zero-2"),
-    ({"sharding": "zero-3", "secondary_partition": 3}, "secondary-divides", "3 does not cut 8 replicas"),
-    ({"sharding": "zero-3", "secondary_partition": 8}, "secondary-divides", "8 does not cut 8 replicas"),
-    ({**TENSOR, "sharding": "zero-3", "secondary_partition": 2}, "secondary-tensor", "wrong parameters: hpZ"),
+    (
+        {"sharding": "zero-3", "secondary_partition": 3},
+        "secondary-divides",
+        "3 does not cut 8 replicas",
+    ),
+    (
+        {"sharding": "zero-3", "secondary_partition": 8},
+        "secondary-divides",
+        "8 does not cut 8 replicas",
+    ),
+    (
+        {**TENSOR, "sharding": "zero-3", "secondary_partition": 2},
+        "secondary-tensor",
+        "wrong parameters: hpZ",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("choices", "code", "words"), REFUSED, ids=[f"{n}-{row[1]}" for n, row in enumerate(REFUSED)])
-def test_each_rule_refuses_with_its_code_and_its_words(choices: dict[str, Any], code: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("choices", "code", "words"), REFUSED, ids=[f"{n}-{row[1]}" for n, row in enumerate(REFUSED)]
+)
+def test_each_rule_refuses_with_its_code_and_its_words(
+    choices: dict[str, Any], code: str, words: str
+) -> None:
     reason = why_illegal(recipe(**choices), PROBLEM)
     assert reason is not None
     assert reason.code == code
@@ -126,23 +182,55 @@ def test_a_disk_is_named_by_an_absolute_path_and_is_no_part_of_a_recipes_identit
 
 NODES = replace(CLUSTER, backend="cuda", nodes=4, devices_per_node=4)
 ACCEPTED = replace(PROBLEM, cluster=NODES, tolerance="quantized")
-PLUS_PLUS = {"devices": 16, "sharding": "zero-3", "quantized_weights": True, "quantized_gradients": True}
+PLUS_PLUS = {
+    "devices": 16,
+    "sharding": "zero-3",
+    "quantized_weights": True,
+    "quantized_gradients": True,
+}
 GATHERS = {"sharding": "zero-3", "quantized_weights": True}
 
 
-@pytest.mark.parametrize("choices", [PLUS_PLUS, PLUS_PLUS | {"secondary_partition": 4}, GATHERS, GATHERS | TENSOR])
+@pytest.mark.parametrize(
+    "choices", [PLUS_PLUS, PLUS_PLUS | {"secondary_partition": 4}, GATHERS, GATHERS | TENSOR]
+)
 @pytest.mark.parametrize("backend", ["cuda", "rocm"])
-def test_quantized_messages_are_legal_on_gpus_where_they_are_accepted(choices: dict[str, Any], backend: str) -> None:
-    assert why_illegal(recipe(**choices), replace(ACCEPTED, cluster=replace(NODES, backend=backend))) is None
+def test_quantized_messages_are_legal_on_gpus_where_they_are_accepted(
+    choices: dict[str, Any], backend: str
+) -> None:
+    assert (
+        why_illegal(recipe(**choices), replace(ACCEPTED, cluster=replace(NODES, backend=backend)))
+        is None
+    )
 
 
 @pytest.mark.parametrize(
     ("choices", "problem", "code", "words"),
     [
-        ({}, replace(ACCEPTED, tolerance="rounding"), "quantized-tolerance", 'set problem.tolerance = "quantized"'),
-        ({}, replace(ACCEPTED, cluster=replace(NODES, backend="cpu")), "quantized-backend", "which cpu devices do not"),
-        ({}, replace(ACCEPTED, cluster=replace(NODES, backend="xpu")), "quantized-backend", "which xpu devices do not"),
-        ({"engine": "torch"}, ACCEPTED, "quantized-engine", "only the deepspeed engine has quantized_weights and qua"),
+        (
+            {},
+            replace(ACCEPTED, tolerance="rounding"),
+            "quantized-tolerance",
+            'set problem.tolerance = "quantized"',
+        ),
+        (
+            {},
+            replace(ACCEPTED, cluster=replace(NODES, backend="cpu")),
+            "quantized-backend",
+            "which cpu devices do not",
+        ),
+        (
+            {},
+            replace(ACCEPTED, cluster=replace(NODES, backend="xpu")),
+            "quantized-backend",
+            "which xpu devices do not",
+        ),
+        (
+            {"engine": "torch"},
+            ACCEPTED,
+            "quantized-engine",
+            "only the deepspeed engine has quantized_weights and qua",
+        ),
         ({"sharding": "zero-2"}, ACCEPTED, "quantized-sharding", "sharding is zero-2"),
         (TENSOR, ACCEPTED, "quantized-tensor", "wrong gradients"),
         ({"devices": 4}, ACCEPTED, "quantized-nodes", "several whole nodes of 4 devices, not 4"),
@@ -205,7 +293,12 @@ def test_the_torch_engine_refuses_what_only_deepspeed_has() -> None:
 
 
 def test_a_space_searches_both_engines_and_one_replica_has_no_secondary_partition() -> None:
-    space = Space(engine=("torch", "deepspeed"), devices=(1, 8), sharding=("zero-3",), secondary_partition=(1, 2))
+    space = Space(
+        engine=("torch", "deepspeed"),
+        devices=(1, 8),
+        sharding=("zero-3",),
+        secondary_partition=(1, 2),
+    )
     survey = space.survey(PROBLEM)
     assert [(r.engine, r.devices, r.secondary_partition) for r in survey.recipes] == [
         ("torch", 1, 1),

@@ -42,7 +42,9 @@ def test_values_are_shown_as_toml_writes_them(value: object, text: str) -> None:
 
 
 SCALARS = st.text() | st.integers() | st.floats() | st.booleans() | st.none()
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10
+)
 
 
 @given(value=VALUES)
@@ -82,7 +84,13 @@ def test_hints_name_the_nearest_word_or_all() -> None:
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [("laptop", "laptop"), ("22B run (2)", "22b-run-2"), ("...", "campaign"), ("x" * 100, "x" * 64), ("Größe", "gr-e")],
+    [
+        ("laptop", "laptop"),
+        ("22B run (2)", "22b-run-2"),
+        ("...", "campaign"),
+        ("x" * 100, "x" * 64),
+        ("Größe", "gr-e"),
+    ],
 )
 def test_a_name_is_made_from_a_file_name(text: str, name: str) -> None:
     assert campaign_name_from(text) == name
@@ -104,13 +112,19 @@ def test_a_package_is_installed_in_the_environment_at_hand(
     found: object, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.executable", "/of mine/bin/python")
-    monkeypatch.setattr("frontrunner.spaces.errors.PathFinder.find_spec", lambda name: {"pip": found}[name])
+    monkeypatch.setattr(
+        "frontrunner.spaces.errors.PathFinder.find_spec", lambda name: {"pip": found}[name]
+    )
     monkeypatch.setattr("frontrunner.spaces.errors.CONSTRAINTS", tmp_path / "c.txt")
     assert installing("frontrunner[report]") == command.format(constraints="")
     (tmp_path / "c.txt").touch()
     assert installing("frontrunner[report]") == command.format(constraints=f" -c {tmp_path}/c.txt")
 
 
-def test_telling_how_a_package_is_installed_warns_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "distutils", ModuleType("distutils"))  # setuptools warns where pip is looked for
+def test_telling_how_a_package_is_installed_warns_of_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(
+        sys.modules, "distutils", ModuleType("distutils")
+    )  # setuptools warns where pip is looked for
     assert "'frontrunner[report]'" in installing("frontrunner[report]")

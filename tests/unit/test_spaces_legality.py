@@ -1,4 +1,6 @@
-"""One row a rule: the recipe, the code it is refused with, and the numbers that the reason names."""
+"""One row a rule: the recipe, the code it is refused with, and the numbers that the reason
+names.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,16 @@ from support.legality import CLUSTER, MODEL, PIPELINE, PROBLEM, recipe
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"devices": 32}, "devices", "32 devices of 16 in the cluster"),
-    ({"tensor_parallel": 16}, "tensor-parallel-divides", "tensor_parallel 16 does not divide heads 24"),
-    ({"devices": 12, "tensor_parallel": 6, "accumulation": 32}, "kv-heads", "6 neither divides kv_heads 4 nor"),
+    (
+        {"tensor_parallel": 16},
+        "tensor-parallel-divides",
+        "tensor_parallel 16 does not divide heads 24",
+    ),
+    (
+        {"devices": 12, "tensor_parallel": 6, "accumulation": 32},
+        "kv-heads",
+        "6 neither divides kv_heads 4 nor",
+    ),
     (
         {**PIPELINE, "layers_per_stage": (3, 3, 3, 2)},
         "layers-per-stage",
@@ -55,22 +65,54 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "sequence-parallel-divides",
         "tensor_parallel 12 does not divide sequence_length 128",
     ),
-    ({"pipeline_parallel": 16, "micro_batch_seqs": 4}, "too-many-stages", "16 pipeline stages for 12 layers"),
+    (
+        {"pipeline_parallel": 16, "micro_batch_seqs": 4},
+        "too-many-stages",
+        "16 pipeline stages for 12 layers",
+    ),
     (
         {**PIPELINE, "virtual_stages": 4, "schedule": "looped-bfs"},
         "too-many-stages",
         "16 pipeline stages for 12 layers",
     ),
     ({"schedule": "1f1b"}, "schedule-without-pipeline", "schedule 1f1b with pipeline_parallel 1"),
-    ({**PIPELINE, "schedule": "none"}, "schedule-without-pipeline", "schedule none with pipeline_parallel 4"),
-    ({**PIPELINE, "schedule": "looped-bfs"}, "virtual-stages", "schedule looped-bfs needs virtual_stages >= 2"),
-    ({**PIPELINE, "virtual_stages": 2}, "virtual-stages", "schedule 1f1b takes virtual_stages 1, not 2"),
+    (
+        {**PIPELINE, "schedule": "none"},
+        "schedule-without-pipeline",
+        "schedule none with pipeline_parallel 4",
+    ),
+    (
+        {**PIPELINE, "schedule": "looped-bfs"},
+        "virtual-stages",
+        "schedule looped-bfs needs virtual_stages >= 2",
+    ),
+    (
+        {**PIPELINE, "virtual_stages": 2},
+        "virtual-stages",
+        "schedule 1f1b takes virtual_stages 1, not 2",
+    ),
     ({"accumulation": 3}, "global-batch", "1 x 3 x 16 = 48, not 64"),
-    ({"sharding": Sharding(optimizer=3)}, "sharding-divides", "(1, 1, 3) do not divide one another and 16 replicas"),
-    ({"sharding": Sharding(parameters=4, gradients=2, optimizer=16)}, "sharding-divides", "(4, 2, 16)"),
+    (
+        {"sharding": Sharding(optimizer=3)},
+        "sharding-divides",
+        "(1, 1, 3) do not divide one another and 16 replicas",
+    ),
+    (
+        {"sharding": Sharding(parameters=4, gradients=2, optimizer=16)},
+        "sharding-divides",
+        "(4, 2, 16)",
+    ),
     ({"sharding": Sharding(optimizer=32)}, "sharding-divides", "(1, 1, 32)"),
-    ({"sharding": Sharding(optimizer=4)}, "sharding-levels", "no sharding over 1, 1 and 4 of 16 replicas"),
-    ({"sharding": Sharding(parameters=2, gradients=4, optimizer=8)}, "sharding-levels", "2, 4 and 8 of 16"),
+    (
+        {"sharding": Sharding(optimizer=4)},
+        "sharding-levels",
+        "no sharding over 1, 1 and 4 of 16 replicas",
+    ),
+    (
+        {"sharding": Sharding(parameters=2, gradients=4, optimizer=8)},
+        "sharding-levels",
+        "2, 4 and 8 of 16",
+    ),
     (
         {**PIPELINE, "virtual_stages": 3, "schedule": "zbv"},
         "virtual-stages",
@@ -81,10 +123,25 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "ddp-alone",
         "replication ddp needs data_parallel > 1",
     ),
-    ({"sharding": Sharding(optimizer=16), "replication": "ddp"}, "ddp-sharding", "sharding is zero-1"),
-    ({"compile": True, "tensor_parallel": 4, "recompute": "full"}, "compile-recompute-tensor", "tensor-parallel"),
     (
-        {**PIPELINE, "virtual_stages": 2, "schedule": "zbv", "tensor_parallel": 1, "accumulation": 4, "compile": True},
+        {"sharding": Sharding(optimizer=16), "replication": "ddp"},
+        "ddp-sharding",
+        "sharding is zero-1",
+    ),
+    (
+        {"compile": True, "tensor_parallel": 4, "recompute": "full"},
+        "compile-recompute-tensor",
+        "tensor-parallel",
+    ),
+    (
+        {
+            **PIPELINE,
+            "virtual_stages": 2,
+            "schedule": "zbv",
+            "tensor_parallel": 1,
+            "accumulation": 4,
+            "compile": True,
+        },
         "compile-split-backward",
         "zbv splits the backward pass",
     ),
@@ -94,15 +151,27 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "pieces-divide",
         "feed_forward_tiles 64 does not divide the 32 positions",
     ),
-    ({"feed_forward_tiles": 2, "recompute": "selective"}, "tiles-selective", "keeps the matrix products"),
+    (
+        {"feed_forward_tiles": 2, "recompute": "selective"},
+        "tiles-selective",
+        "keeps the matrix products",
+    ),
     ({"offload": "optimizer"}, "torch-offload", "optimizer+parameters or none, not optimizer"),
-    ({"offload": "optimizer+parameters"}, "offload-sharding", "needs zero-3 or hybrid sharding, not none"),
+    (
+        {"offload": "optimizer+parameters"},
+        "offload-sharding",
+        "needs zero-3 or hybrid sharding, not none",
+    ),
     (
         {**PIPELINE, "virtual_stages": 2, "schedule": "zbv", "gradient_sync": "each"},
         "gradient-sync-split-backward",
         "zbv finishes weight gradients out of order",
     ),
-    ({"sharding": Sharding(optimizer=16), "gradient_sync": "each"}, "gradient-sync-sharding", "runs as zero-2"),
+    (
+        {"sharding": Sharding(optimizer=16), "gradient_sync": "each"},
+        "gradient-sync-sharding",
+        "runs as zero-2",
+    ),
     (
         {"sharding": Sharding(parameters=16, gradients=16, optimizer=16), "gradient_sync": "each"},
         "gradient-sync-sharding",
@@ -118,8 +187,16 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "offload-sharding",
         "needs zero-3 or hybrid sharding, not 3-level-2/8/16",
     ),
-    ({"sharding": Sharding.named("3-level-2/6", 16)}, "sharding-divides", "(2, 6, 16) do not divide"),
-    ({"sharding": Sharding.named("3-level-2/8", 16), "replication": "ddp"}, "ddp-sharding", "is 3-level-2/8/16"),
+    (
+        {"sharding": Sharding.named("3-level-2/6", 16)},
+        "sharding-divides",
+        "(2, 6, 16) do not divide",
+    ),
+    (
+        {"sharding": Sharding.named("3-level-2/8", 16), "replication": "ddp"},
+        "ddp-sharding",
+        "is 3-level-2/8/16",
+    ),
 ]
 
 
@@ -127,7 +204,9 @@ REFUSED_IDS = [f"{n}-{row[1]}" for n, row in enumerate(REFUSED)]
 
 
 @pytest.mark.parametrize(("choices", "code", "numbers"), REFUSED, ids=REFUSED_IDS)
-def test_each_rule_refuses_with_its_code_and_the_numbers(choices: dict[str, Any], code: str, numbers: str) -> None:
+def test_each_rule_refuses_with_its_code_and_the_numbers(
+    choices: dict[str, Any], code: str, numbers: str
+) -> None:
     reason = why_illegal(recipe(**choices), PROBLEM)
     assert reason is not None
     assert reason.code == code
@@ -144,7 +223,9 @@ def test_each_rule_refuses_with_its_code_and_the_numbers(choices: dict[str, Any]
         ("fp16", "ddp", "ddp-precision"),
     ],
 )
-def test_what_an_engine_cannot_compute_in_is_refused(precision: str, replication: str, code: str | None) -> None:
+def test_what_an_engine_cannot_compute_in_is_refused(
+    precision: str, replication: str, code: str | None
+) -> None:
     reason = why_illegal(recipe(replication=replication), replace(PROBLEM, precision=precision))
     assert (reason and reason.code) == code
 
@@ -172,7 +253,9 @@ def test_tensor_parallelism_divides_every_matrix(model: Model, part: str) -> Non
 
 def test_a_range_of_global_batches_takes_both_ends_and_nothing_beyond() -> None:
     problem = replace(PROBLEM, global_batch=GlobalBatch(minimum=32, maximum=48))
-    legal = [n for n in range(1, 6) if why_illegal(recipe(accumulation=n), problem) is None]  # n x 16 sequences
+    legal = [
+        n for n in range(1, 6) if why_illegal(recipe(accumulation=n), problem) is None
+    ]  # n x 16 sequences
     assert legal == [2, 3]
     assert "= 64, not 32-48" in str(why_illegal(recipe(accumulation=4), problem))
 
@@ -205,8 +288,10 @@ def test_every_looped_schedule_is_legal_somewhere() -> None:
         (
             {**PIPELINE, "schedule": "zbv", "virtual_stages": 2, "recompute": "full"},
             {
-                "split-backward-recompute": "zbv splits the backward pass, for which torch computes the same layers "
-                "again several times",
+                "split-backward-recompute": (
+                    "zbv splits the backward pass, for which torch computes the same layers "
+                    "again several times"
+                ),
                 "uneven-stages": "12 layers over 8 stages: the first 4 hold one more",
             },
         ),
@@ -226,12 +311,17 @@ def test_marks_say_what_is_unusual(choices: dict[str, Any], expected: dict[str, 
 
 
 def test_context_ranks_share_key_value_heads_or_split_them() -> None:
-    """6 of 24 heads and 4 kv heads: 3 ranks could take 8 heads each, but neither share 4 kv heads nor split them."""
+    """6 of 24 heads and 4 kv heads: 3 ranks could take 8 heads each, but neither share 4 kv heads
+    nor split them.
+    """
     problem = replace(PROBLEM, sequence_length=129)
     reason = why_illegal(recipe(devices=3, context_parallel=3, accumulation=64), problem)
     assert reason is not None
     assert reason.code == "context-parallel-heads"
-    assert "3 neither divides the 4 kv heads of a tensor-parallel rank nor is a multiple" in reason.text
+    assert (
+        "3 neither divides the 4 kv heads of a tensor-parallel rank nor is a multiple"
+        in reason.text
+    )
 
 
 def test_sequence_parallelism_cuts_what_a_context_rank_holds() -> None:
@@ -243,7 +333,9 @@ def test_sequence_parallelism_cuts_what_a_context_rank_holds() -> None:
     assert reason.text == "tensor_parallel 4 does not divide the 66 positions of a context rank"
 
 
-@pytest.mark.parametrize("choices", [{"activation_offload": True}, {"offload": "optimizer+parameters"}])
+@pytest.mark.parametrize(
+    "choices", [{"activation_offload": True}, {"offload": "optimizer+parameters"}]
+)
 def test_a_cpu_has_no_other_memory_to_offload_to(choices: dict[str, Any]) -> None:
     sharded = recipe(sharding=Sharding(parameters=16, gradients=16, optimizer=16), **choices)
     assert why_illegal(sharded, PROBLEM) is None
@@ -255,7 +347,12 @@ def test_a_cpu_has_no_other_memory_to_offload_to(choices: dict[str, Any]) -> Non
 
 
 def test_async_tensor_parallelism_says_all_that_it_needs() -> None:
-    choices = {"tensor_parallel": 2, "sequence_parallel": True, "compile": True, "async_tensor_parallel": True}
+    choices = {
+        "tensor_parallel": 2,
+        "sequence_parallel": True,
+        "compile": True,
+        "async_tensor_parallel": True,
+    }
     assert why_illegal(recipe(**choices), PROBLEM) is None
 
     without = recipe(**choices | {"sequence_parallel": False, "compile": False})
@@ -266,13 +363,19 @@ def test_async_tensor_parallelism_says_all_that_it_needs() -> None:
 
 
 H100 = replace(
-    PROBLEM, cluster=replace(CLUSTER, device="h100-80gb", peak_tflops=ByPrecision(bf16=989.4, fp8=1978.9)),
+    PROBLEM, cluster=replace(CLUSTER, device="h100-80gb",
+        peak_tflops=ByPrecision(bf16=989.4, fp8=1978.9)),
     precision="bf16", tolerance="quantized",
 )  # fmt: skip
 
 
 B200 = replace(H100, cluster=replace(H100.cluster, device="b200-180gb", mxfp8=True))
-ASYNC = {"async_tensor_parallel": True, "compile": True, "sequence_parallel": True, "tensor_parallel": 2}
+ASYNC = {
+    "async_tensor_parallel": True,
+    "compile": True,
+    "sequence_parallel": True,
+    "tensor_parallel": 2,
+}
 
 
 @pytest.mark.parametrize(
@@ -280,22 +383,41 @@ ASYNC = {"async_tensor_parallel": True, "compile": True, "sequence_parallel": Tr
     [
         (H100, {}, None),
         (H100, {"tensor_parallel": 2, "recompute": "selective"}, None),
-        (replace(H100, precision="fp16"), {}, "fp8-precision: problem.precision is fp16; use fp8 none"),
-        (replace(H100, tolerance="rounding"), {}, 'fp8-tolerance: set problem.tolerance = "quantized" to accept that'),
+        (
+            replace(H100, precision="fp16"),
+            {},
+            "fp8-precision: problem.precision is fp16; use fp8 none",
+        ),
+        (
+            replace(H100, tolerance="rounding"),
+            {},
+            'fp8-tolerance: set problem.tolerance = "quantized" to accept that',
+        ),
         (
             replace(H100, cluster=replace(CLUSTER, backend="cpu")),
             {},
             "fp8-backend: which cpu devices do not have; use none",
         ),
         (
-            replace(H100, cluster=replace(CLUSTER, device="a100-80gb", peak_tflops=ByPrecision(bf16=312))),
+            replace(
+                H100,
+                cluster=replace(CLUSTER, device="a100-80gb", peak_tflops=ByPrecision(bf16=312)),
+            ),
             {},
             "fp8-device: a100-80gb states no cluster.peak_tflops.fp8; use fp8 none",
         ),
         (replace(H100, sequence_length=8), {}, "fp8-divides: multiples of 16; a rank has tokens 8"),
-        (H100, {"fp8": "mxfp8"}, "fp8-device: h100-80gb states no cluster.mxfp8; use tensorwise, rowwise or none"),
+        (
+            H100,
+            {"fp8": "mxfp8"},
+            "fp8-device: h100-80gb states no cluster.mxfp8; use tensorwise, rowwise or none",
+        ),
         (B200, {"fp8": "mxfp8"}, None),
-        (replace(B200, sequence_length=16), {"fp8": "mxfp8"}, "fp8-divides: multiples of 32; a rank has tokens 16"),
+        (
+            replace(B200, sequence_length=16),
+            {"fp8": "mxfp8"},
+            "fp8-divides: multiples of 32; a rank has tokens 16",
+        ),
         (
             replace(B200, cluster=replace(B200.cluster, backend="rocm")),
             {"fp8": "mxfp8"},

@@ -40,13 +40,24 @@ LLAMA_8B = Model(
     norm="rmsnorm",
 )
 SMALL = Model(
-    name="small", layers=2, hidden=12, heads=6, kv_heads=2, ffn_hidden=20, vocabulary=100, activation="swiglu"
+    name="small",
+    layers=2,
+    hidden=12,
+    heads=6,
+    kv_heads=2,
+    ffn_hidden=20,
+    vocabulary=100,
+    activation="swiglu",
 )
 
 
 def matrices_of_a_layer(model: Model) -> list[tuple[int, int]]:
     """The (in, out) shapes of one layer's matrices, drawn as in a textbook."""
-    width, q_width, kv_width = model.hidden, model.head_dim * model.heads, model.head_dim * model.kv_heads
+    width, q_width, kv_width = (
+        model.hidden,
+        model.head_dim * model.heads,
+        model.head_dim * model.kv_heads,
+    )
     attention = [(width, q_width), (width, kv_width), (width, kv_width), (q_width, width)]
     up = [(width, model.ffn_hidden)] * (2 if model.activation == "swiglu" else 1)
     return [*attention, *up, (model.ffn_hidden, width)]
@@ -92,30 +103,54 @@ def test_each_choice_of_shape_changes_parameters_as_its_matrices_do(change: dict
     assert model.parameters == counted_parameters(model, rows=128)
 
 
-@pytest.mark.parametrize(("vocabulary", "multiple", "rows"), [(257, 128, 384), (256, 128, 256), (50257, 1, 50257)])
+@pytest.mark.parametrize(
+    ("vocabulary", "multiple", "rows"), [(257, 128, 384), (256, 128, 256), (50257, 1, 50257)]
+)
 def test_vocabulary_is_padded_upwards(vocabulary: int, multiple: int, rows: int) -> None:
-    assert replace(SMALL, vocabulary=vocabulary, vocabulary_multiple=multiple).padded_vocabulary == rows
+    assert (
+        replace(SMALL, vocabulary=vocabulary, vocabulary_multiple=multiple).padded_vocabulary
+        == rows
+    )
 
 
 def test_flops_are_twice_the_multiplications_of_forward_and_two_backward() -> None:
     length, width = 32, SMALL.hidden
     layer = sum(2 * rows * columns for rows, columns in matrices_of_a_layer(SMALL))
-    scores_and_values = 2 * 2 * length * width  # for each head: length x head_dim twice, two operations each
+    scores_and_values = (
+        2 * 2 * length * width
+    )  # for each head: length x head_dim twice, two operations each
     forward = SMALL.layers * (layer + scores_and_values) + 2 * width * 128
     assert SMALL.model_flops_per_token(length) == 3 * forward
     masked = 3 * SMALL.layers * scores_and_values / 2
     assert SMALL.model_flops_per_token(length / 2) == 3 * forward - masked
 
 
-@pytest.mark.parametrize(("window", "every", "layers"), [(5, 0, 2), (5, 2, 2), (5, 3, 7), (40, 0, 2)])
-def test_flops_of_a_window_are_of_what_it_and_the_causal_mask_leave(window: int, every: int, layers: int) -> None:
-    model, length = replace(SMALL, layers=layers, attention_window=window, full_attention_every=every), 32
-    pairs = sum(min(place + 1, model.window_of(layer) or length) for place in range(length) for layer in range(layers))
-    attention = 3 * 2 * 2 * model.q_hidden * pairs / length  # per token: two products, forward and backward
+@pytest.mark.parametrize(
+    ("window", "every", "layers"), [(5, 0, 2), (5, 2, 2), (5, 3, 7), (40, 0, 2)]
+)
+def test_flops_of_a_window_are_of_what_it_and_the_causal_mask_leave(
+    window: int, every: int, layers: int
+) -> None:
+    model, length = (
+        replace(SMALL, layers=layers, attention_window=window, full_attention_every=every),
+        32,
+    )
+    pairs = sum(
+        min(place + 1, model.window_of(layer) or length)
+        for place in range(length)
+        for layer in range(layers)
+    )
+    attention = (
+        3 * 2 * 2 * model.q_hidden * pairs / length
+    )  # per token: two products, forward and backward
     plain = replace(model, attention_window=None, full_attention_every=0)
-    besides = plain.model_flops_per_token(length) - 3 * layers * plain.attention_flops_per_token(length)
+    besides = plain.model_flops_per_token(length) - 3 * layers * plain.attention_flops_per_token(
+        length
+    )
     # As PaLM counts a sequence twice what the mask leaves of it, but for the own position's half.
-    assert model.model_flops_per_token(length, causal=True) - besides == pytest.approx(attention, rel=0.15)
+    assert model.model_flops_per_token(length, causal=True) - besides == pytest.approx(
+        attention, rel=0.15
+    )
     assert model.model_flops_per_token(length) - besides == pytest.approx(
         2 * (model.model_flops_per_token(length, causal=True) - besides)
     )
@@ -123,7 +158,10 @@ def test_flops_of_a_window_are_of_what_it_and_the_causal_mask_leave(window: int,
 
 def test_flops_of_attention_follow_the_heads_own_width() -> None:
     wide = replace(SMALL, head_width=4)  # twice hidden / heads
-    more = 2 * (2 * SMALL.hidden * SMALL.hidden + 2 * SMALL.hidden * SMALL.kv_hidden) + 4 * 32 * SMALL.hidden
+    more = (
+        2 * (2 * SMALL.hidden * SMALL.hidden + 2 * SMALL.hidden * SMALL.kv_hidden)
+        + 4 * 32 * SMALL.hidden
+    )
     assert wide.layer_flops_per_token(32) == SMALL.layer_flops_per_token(32) + more
 
 
@@ -134,7 +172,8 @@ def test_flops_are_near_six_times_the_parameters_for_short_sequences_of_a_large_
 
 
 def test_flops_agree_with_the_megatron_formula() -> None:
-    # arXiv 2104.04473, equation 3 without its activation recomputation (72 instead of 96), a token's share.
+    # arXiv 2104.04473, equation 3 without its activation recomputation (72 instead of 96), a
+    # token's share.
     model = replace(GPT2_SMALL, positions="rotary", max_positions=None)
     length, layers, width, rows = 1024, 12, 768, 50257
     megatron = 72 * layers * width**2 * (1 + length / (6 * width) + rows / (12 * layers * width))
@@ -146,16 +185,25 @@ def test_flops_agree_with_the_megatron_formula() -> None:
     [
         ({"layers": 0}, "model.layers = 0: expected at least 1"),
         ({"layers": 10_001}, "model.layers = 10001: expected at most 10,000"),
-        ({"experts": 10_001, "experts_per_token": 1}, "model.experts = 10001: expected at most 10,000"),
+        (
+            {"experts": 10_001, "experts_per_token": 1},
+            "model.experts = 10001: expected at most 10,000",
+        ),
         ({"heads": 5}, "model.heads = 5: expected a divisor of model.hidden = 12"),
         ({"kv_heads": 4}, "model.kv_heads = 4: expected a divisor of model.heads = 6"),
-        ({"heads": 4, "kv_heads": 4}, "model.heads = 4: expected an even hidden / heads for rotary positions, not 3"),
+        (
+            {"heads": 4, "kv_heads": 4},
+            "model.heads = 4: expected an even hidden / heads for rotary positions, not 3",
+        ),
         ({"vocabulary": 1}, "model.vocabulary = 1: expected at least 2"),
         ({"vocabulary_multiple": 0}, "model.vocabulary_multiple = 0: expected at least 1"),
         ({"max_positions": 0}, "model.max_positions = 0: expected at least 1"),
         (
             {"activation": "relu"},
-            'model.activation = "relu": expected one of gelu, gelu_tanh, swiglu, swiglu_clamped, geglu',
+            (
+                'model.activation = "relu": expected one of gelu, gelu_tanh, swiglu,'
+                " swiglu_clamped, geglu"
+            ),
         ),
         ({"biases": "some"}, 'model.biases = "some": expected one of none, qkv, all'),
         ({"rotary_width": 3}, "model.rotary_width = 3: expected an even number, at most 2"),
@@ -177,15 +225,26 @@ def test_a_shape_that_cannot_be_says_why(change: dict[str, Any], message: str) -
     [
         ({"factor": 0.5}, "model.rotary_scaling.factor = 0.5: expected at least 1"),
         ({"kind": "su"}, 'model.rotary_scaling.kind = "su": expected one of llama3, yarn, linear'),
-        ({"beta_slow": 32.0}, "model.rotary_scaling.beta_slow = 32.0: expected above 0 and below beta_fast = 32.0"),
+        (
+            {"beta_slow": 32.0},
+            "model.rotary_scaling.beta_slow = 32.0: expected above 0 and below beta_fast = 32.0",
+        ),
         (
             {"low_frequency_factor": 4.0},
-            "model.rotary_scaling.low_frequency_factor = 4.0: expected above 0 and below high_frequency_factor = 4.0",
+            (
+                "model.rotary_scaling.low_frequency_factor = 4.0: expected above 0 and below"
+                " high_frequency_factor = 4.0"
+            ),
         ),
-        ({"original_positions": 0}, "model.rotary_scaling.original_positions = 0: expected at least 1"),
+        (
+            {"original_positions": 0},
+            "model.rotary_scaling.original_positions = 0: expected at least 1",
+        ),
     ],
 )
-def test_a_scaling_of_frequencies_that_cannot_be_says_why(change: dict[str, Any], message: str) -> None:
+def test_a_scaling_of_frequencies_that_cannot_be_says_why(
+    change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InvalidInput) as caught:
         RotaryScaling(**{"factor": 8.0} | change)
     assert caught.value.message == message
@@ -193,7 +252,8 @@ def test_a_scaling_of_frequencies_that_cannot_be_says_why(change: dict[str, Any]
 
 def test_a_cluster_counts_its_devices_and_bytes() -> None:
     cluster = Cluster(
-        name="c", device="d", backend="cuda", nodes=3, devices_per_node=4, memory_gib_per_device=0.5,
+        name="c", device="d", backend="cuda", nodes=3, devices_per_node=4,
+        memory_gib_per_device=0.5,
         peak_tflops=ByPrecision(bf16=312),
     )  # fmt: skip
     assert cluster.devices == 12
@@ -205,7 +265,13 @@ def test_a_cluster_counts_its_devices_and_bytes() -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("key", ["memory_gib_per_device", "memory_gb_per_s"])
 def test_a_cluster_refuses_sizes_that_no_device_has(key: str, value: float) -> None:
-    fields: dict[str, Any] = {"name": "c", "device": "d", "backend": "cpu", "nodes": 1, "devices_per_node": 1}
+    fields: dict[str, Any] = {
+        "name": "c",
+        "device": "d",
+        "backend": "cpu",
+        "nodes": 1,
+        "devices_per_node": 1,
+    }
     with pytest.raises(InvalidInput, match=rf"cluster\.{key} = "):
         Cluster(**fields, **({"memory_gib_per_device": 1.0} | {key: value}))
     with pytest.raises(InvalidInput, match=r"cluster\.peak_tflops\.fp16 = "):

@@ -16,15 +16,21 @@ from frontrunner.spaces.space import Space
 from frontrunner.spaces.validation import dump_json, load_json, validate
 
 PROBLEM = Problem(
-    model=Model(name="custom", layers=4, hidden=128, heads=8, kv_heads=8, ffn_hidden=512, vocabulary=1000),
-    cluster=Cluster(name="c", device="cpu", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=4),
+    model=Model(
+        name="custom", layers=4, hidden=128, heads=8, kv_heads=8, ffn_hidden=512, vocabulary=1000
+    ),
+    cluster=Cluster(
+        name="c", device="cpu", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=4
+    ),
     sequence_length=64,
     global_batch=GlobalBatch(minimum=32, maximum=32),
     precision="fp32",
 )
 ALL = Sharding(parameters=8, gradients=8, optimizer=8)
 LOOPED = {"pipeline_parallel": 2, "schedule": "interleaved-1f1b", "virtual_stages": 2}
-EACH = Recipe(devices=8, micro_batch_seqs=2, accumulation=2, gradient_sync="each", layers_per_stage=())
+EACH = Recipe(
+    devices=8, micro_batch_seqs=2, accumulation=2, gradient_sync="each", layers_per_stage=()
+)
 
 
 @pytest.mark.parametrize(
@@ -32,8 +38,14 @@ EACH = Recipe(devices=8, micro_batch_seqs=2, accumulation=2, gradient_sync="each
     [
         ({}, "5435cb1d1b33"),
         ({"gradient_sync": "each"}, "815f088ceecc"),
-        ({"tensor_parallel": 2, "sequence_parallel": True, "recompute": "full", **LOOPED}, "682757ebf54f"),
-        ({"sharding": ALL, "offload": "optimizer+parameters", "activation_offload": True}, "980ecb256d56"),
+        (
+            {"tensor_parallel": 2, "sequence_parallel": True, "recompute": "full", **LOOPED},
+            "682757ebf54f",
+        ),
+        (
+            {"sharding": ALL, "offload": "optimizer+parameters", "activation_offload": True},
+            "980ecb256d56",
+        ),
         (
             {
                 "context_parallel": 2,
@@ -59,13 +71,18 @@ EACH = Recipe(devices=8, micro_batch_seqs=2, accumulation=2, gradient_sync="each
     ],
 )
 def test_recipe_id_is_that_of_earlier_versions(choices: dict[str, object], wanted: str) -> None:
-    assert recipe_id(PROBLEM, Recipe(devices=8, micro_batch_seqs=2, accumulation=2, **choices)) == wanted  # type: ignore[arg-type]
+    assert (
+        recipe_id(PROBLEM, Recipe(devices=8, micro_batch_seqs=2, accumulation=2, **choices))
+        == wanted
+    )  # type: ignore[arg-type]
 
 
 def test_what_is_tolerated_is_no_part_of_an_id() -> None:
     recipe = Recipe(devices=8, micro_batch_seqs=2, accumulation=2, quantized_weights=True)
     assert recipe_id(replace(PROBLEM, tolerance="quantized"), recipe) == recipe_id(PROBLEM, recipe)
-    assert recipe_id(PROBLEM, recipe) != recipe_id(PROBLEM, replace(recipe, quantized_weights=False))
+    assert recipe_id(PROBLEM, recipe) != recipe_id(
+        PROBLEM, replace(recipe, quantized_weights=False)
+    )
 
 
 def test_recipe_is_stored_and_read_under_the_earlier_name() -> None:
@@ -77,7 +94,9 @@ def test_recipe_is_stored_and_read_under_the_earlier_name() -> None:
 
 
 def test_space_is_read_under_the_earlier_name() -> None:
-    assert validate(Space, {"synchronise": ["each"]}, prefix="space") == Space(gradient_sync=("each",))
+    assert validate(Space, {"synchronise": ["each"]}, prefix="space") == Space(
+        gradient_sync=("each",)
+    )
 
 
 def test_dimensions_are_the_fields_of_recipe_and_space() -> None:

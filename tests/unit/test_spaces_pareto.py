@@ -17,7 +17,10 @@ def test_the_front_is_what_nothing_dominates_and_of_equals_the_first(coordinates
         index
         for index, point in enumerate(points)
         if point not in points[:index]
-        and not any(other != point and all(a >= b for a, b in zip(other, point, strict=True)) for other in points)
+        and not any(
+            other != point and all(a >= b for a, b in zip(other, point, strict=True))
+            for other in points
+        )
     ]
     assert pareto_front(points) == expected
     assert pareto_front([]) == []

@@ -1,4 +1,6 @@
-"""Recipes: their derived figures, their sharding's names, and an identity that must never change."""
+"""Recipes: their derived figures, their sharding's names, and an identity that must never
+change.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES, Sharding
 
 MODEL = Model(name="toy", layers=8, hidden=64, heads=8, kv_heads=4, ffn_hidden=256, vocabulary=257)
-CLUSTER = Cluster(name="c", device="d", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=1.0)
+CLUSTER = Cluster(
+    name="c", device="d", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=1.0
+)
 PROBLEM = Problem(
     model=MODEL,
     cluster=CLUSTER,
@@ -42,7 +46,12 @@ RICH = Recipe(
 
 
 def test_derived_figures() -> None:
-    assert (RICH.data_parallel, RICH.stages, RICH.global_batch_seqs, RICH.sharding_name) == (2, 4, 32, "zero-1")
+    assert (RICH.data_parallel, RICH.stages, RICH.global_batch_seqs, RICH.sharding_name) == (
+        2,
+        4,
+        32,
+        "zero-1",
+    )
     assert RICH.describe() == "tp2 pp2 dp2 interleaved-1f1b v2 mb2 x8 zero-1 recompute=full sp"
     assert PLAIN.describe() == "tp1 pp1 dp8 mb4 x1 none"
 
@@ -56,7 +65,8 @@ def test_context_ranks_hold_copies_of_the_model_and_train_no_sequences_of_their_
 
 
 def test_identity_is_what_it_was_when_stores_were_written() -> None:
-    # Golden: a change here orphans every stored measurement. A new field with a default must not change them.
+    # Golden: a change here orphans every stored measurement. A new field with a default must not
+    # change them.
     assert recipe_id(PROBLEM, PLAIN) == "443f055041ac"
     assert recipe_id(PROBLEM, RICH) == "efc9960939d6"
 
@@ -67,8 +77,13 @@ def test_identity_is_what_it_was_when_stores_were_written() -> None:
         replace(PROBLEM, model=replace(MODEL, name="renamed")),
         replace(PROBLEM, model=replace(MODEL, head_width=8)),  # what it is without being stated
         replace(PROBLEM, cluster=replace(CLUSTER, name="renamed", source="another")),
-        replace(PROBLEM, cluster=replace(CLUSTER, memory_gib_per_device=80.0, memory_gb_per_s=2000)),
-        replace(PROBLEM, cluster=replace(CLUSTER, peak_tflops=ByPrecision(fp32=3), links=Links(nic_gb_per_s=25))),
+        replace(
+            PROBLEM, cluster=replace(CLUSTER, memory_gib_per_device=80.0, memory_gb_per_s=2000)
+        ),
+        replace(
+            PROBLEM,
+            cluster=replace(CLUSTER, peak_tflops=ByPrecision(fp32=3), links=Links(nic_gb_per_s=25)),
+        ),
         replace(PROBLEM, cluster=replace(CLUSTER, nodes=4, mxfp8=True)),
         replace(PROBLEM, global_batch=GlobalBatch(minimum=1, maximum=64)),
     ],
@@ -198,7 +213,10 @@ def test_unknown_shardings_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tensor_parallel": 3}, "a multiple of tensor_parallel x pipeline_parallel x context_parallel = 3 x 1 x 1"),
+        (
+            {"tensor_parallel": 3},
+            "a multiple of tensor_parallel x pipeline_parallel x context_parallel = 3 x 1 x 1",
+        ),
         ({"context_parallel": 16}, "x context_parallel = 1 x 1 x 16"),
         ({"context_parallel": 0}, "recipe.context_parallel = 0: expected at least 1"),
         ({"accumulation": 0}, "recipe.accumulation = 0: expected at least 1"),

@@ -21,8 +21,15 @@ from frontrunner.spaces.recipe import LOOPED_SCHEDULES, Recipe
 from frontrunner.spaces.space import FRAME, MAX_POINTS, Space, recipe_at
 
 MODEL = Model(name="toy", layers=6, hidden=64, heads=8, kv_heads=4, ffn_hidden=256, vocabulary=257)
-CLUSTER = Cluster(name="c", device="d", backend="cpu", nodes=2, devices_per_node=4, memory_gib_per_device=1.0)
-PROBLEM = Problem(model=MODEL, cluster=CLUSTER, sequence_length=64, global_batch=GlobalBatch(minimum=16, maximum=16))
+CLUSTER = Cluster(
+    name="c", device="d", backend="cpu", nodes=2, devices_per_node=4, memory_gib_per_device=1.0
+)
+PROBLEM = Problem(
+    model=MODEL,
+    cluster=CLUSTER,
+    sequence_length=64,
+    global_batch=GlobalBatch(minimum=16, maximum=16),
+)
 
 
 def some(values: list[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -104,7 +111,9 @@ def test_points_without_a_difference_are_one_recipe() -> None:
 
 def test_one_replica_has_nothing_to_shard_or_to_wrap() -> None:
     space = Space(
-        tensor_parallel=(8,), sharding=("none", "zero-1", "zero-3", "hybrid-4"), replication=("replicate", "ddp")
+        tensor_parallel=(8,),
+        sharding=("none", "zero-1", "zero-3", "hybrid-4"),
+        replication=("replicate", "ddp"),
     )
     survey = space.survey(PROBLEM)
     assert len(survey.recipes) == 1
@@ -129,7 +138,9 @@ def test_context_ranks_are_something_to_shard_over_and_share_the_batch() -> None
         (2, 4, 1, 16, "zero-3"),
     ]
     assert survey.refusals == {"devices-divide": 6}
-    expected = "tensor_parallel 1 x pipeline_parallel 1 x context_parallel 3 does not divide 8 devices"
+    expected = (
+        "tensor_parallel 1 x pipeline_parallel 1 x context_parallel 3 does not divide 8 devices"
+    )
     assert expected in survey.examples["devices-divide"]
 
 
@@ -142,9 +153,21 @@ def test_a_sharding_over_a_whole_group_is_its_common_name() -> None:
 def test_accumulation_follows_from_the_fixed_batch() -> None:
     survey = Space(tensor_parallel=(1, 2, 4), micro_batch_seqs=(1, 2, 4)).survey(PROBLEM)
     found = {(r.data_parallel, r.micro_batch_seqs, r.accumulation) for r in survey.recipes}
-    assert found == {(8, 1, 2), (8, 2, 1), (4, 1, 4), (4, 2, 2), (4, 4, 1), (2, 1, 8), (2, 2, 4), (2, 4, 2)}
+    assert found == {
+        (8, 1, 2),
+        (8, 2, 1),
+        (4, 1, 4),
+        (4, 2, 2),
+        (4, 4, 1),
+        (2, 1, 8),
+        (2, 2, 4),
+        (2, 4, 2),
+    }
     assert survey.refusals == {"global-batch": 1}
-    assert survey.examples["global-batch"] == "micro-batch 4 x 8 replicas does not divide global batch 16"
+    assert (
+        survey.examples["global-batch"]
+        == "micro-batch 4 x 8 replicas does not divide global batch 16"
+    )
 
 
 def test_free_accumulation_keeps_to_the_range() -> None:
@@ -158,8 +181,10 @@ def test_a_range_without_accumulation_to_choose_is_refused() -> None:
     problem = replace(PROBLEM, global_batch=GlobalBatch(minimum=16, maximum=32))
     with pytest.raises(InvalidInput) as caught:
         Space().survey(problem)
-    assert caught.value.message == (
-        "space.accumulation is missing: expected values to choose from, since problem.global_batch is the range 16-32"
+    assert (
+        caught.value.message
+        == "space.accumulation is missing: expected values to choose from, since"
+        " problem.global_batch is the range 16-32"
     )
 
 
@@ -177,35 +202,62 @@ def test_refusals_come_with_the_commonest_first() -> None:
 @pytest.mark.system
 def test_a_space_of_millions_of_points_is_columns_of_its_recipes() -> None:
     numbers = tuple(range(1, 257))
-    space = Space(loss_chunks=numbers, feed_forward_tiles=numbers, recompute=("none", "full"), micro_batch_seqs=(1, 2))
-    problem = replace(PROBLEM, sequence_length=256, global_batch=GlobalBatch(minimum=16, maximum=16))
+    space = Space(
+        loss_chunks=numbers,
+        feed_forward_tiles=numbers,
+        recompute=("none", "full"),
+        micro_batch_seqs=(1, 2),
+    )
+    problem = replace(
+        PROBLEM, sequence_length=256, global_batch=GlobalBatch(minimum=16, maximum=16)
+    )
     survey = space.survey(problem)
     assert survey.points == 2**18
     assert len(survey.recipes) == 2 * 2 * 9 * 9, "256 positions have nine divisors"
     last = survey.recipes[-1]
-    assert (last.micro_batch_seqs, last.loss_chunks, last.feed_forward_tiles, last.recompute) == (2, 256, 256, "full")
+    assert (last.micro_batch_seqs, last.loss_chunks, last.feed_forward_tiles, last.recompute) == (
+        2,
+        256,
+        256,
+        "full",
+    )
     assert survey.choices(len(survey.recipes) - 1)["loss_chunks"] == 256
     assert survey.recipes.row(last) == len(survey.recipes) - 1
     assert replace(last, loss_chunks=3) not in survey.recipes
     assert survey.refusals == {"pieces-divide": 2**18 - 324}
     chunks = survey.recipes.each(lambda recipe: recipe.loss_chunks * recipe.accumulation, np.int64)
-    assert chunks.tolist() == [recipe.loss_chunks * recipe.accumulation for recipe in survey.recipes]
+    assert chunks.tolist() == [
+        recipe.loss_chunks * recipe.accumulation for recipe in survey.recipes
+    ]
 
 
 def test_a_space_too_large_to_list_is_refused_before_it_is_walked() -> None:
     numbers = tuple(range(1, 1000))
-    with pytest.raises(InvalidInput, match=rf"^space has 997002999 points: expected at most {MAX_POINTS}$") as caught:
-        Space(tensor_parallel=numbers, pipeline_parallel=numbers, micro_batch_seqs=numbers).survey(PROBLEM)
-    assert caught.value.hint == ("narrow a dimension: tensor_parallel 999, pipeline_parallel 999, micro_batch_seqs 999")
+    with pytest.raises(
+        InvalidInput, match=rf"^space has 997002999 points: expected at most {MAX_POINTS}$"
+    ) as caught:
+        Space(tensor_parallel=numbers, pipeline_parallel=numbers, micro_batch_seqs=numbers).survey(
+            PROBLEM
+        )
+    assert (
+        caught.value.hint
+        == "narrow a dimension: tensor_parallel 999, pipeline_parallel 999, micro_batch_seqs 999"
+    )
 
 
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
         ({"tensor_parallel": ()}, "space.tensor_parallel = []: expected at least one value"),
-        ({"micro_batch_seqs": (2, 2)}, "space.micro_batch_seqs = [2, 2]: expected values that differ"),
+        (
+            {"micro_batch_seqs": (2, 2)},
+            "space.micro_batch_seqs = [2, 2]: expected values that differ",
+        ),
         ({"devices": (0,)}, "space.devices = 0: expected whole numbers of at least 1"),
-        ({"accumulation": (True,)}, "space.accumulation = true: expected whole numbers of at least 1"),
+        (
+            {"accumulation": (True,)},
+            "space.accumulation = true: expected whole numbers of at least 1",
+        ),
         ({"schedule": ("1f1c",)}, 'space.schedule = "1f1c": expected one of none, gpipe, 1f1b'),
         ({"sharding": ("zero3",)}, 'space.sharding = "zero3": expected one of none, zero-1'),
     ],

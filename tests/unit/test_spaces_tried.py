@@ -1,4 +1,6 @@
-"""What was tried against one process: refused where it was wrong or raised, legal where it agreed."""
+"""What was tried against one process: refused where it was wrong or raised, legal where it
+agreed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from support.legality import PIPELINE, PROBLEM, ZERO_1, ZERO_2, ZERO_3, recipe
 TRIED_AND_WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     # Found by comparing with one process: silently wrong, at full speed.
     "zero-3 under interleaved-zero-bubble": (
-        {**PIPELINE, "schedule": "interleaved-zero-bubble", "virtual_stages": 2, "sharding": ZERO_3},
+        {
+            **PIPELINE,
+            "schedule": "interleaved-zero-bubble",
+            "virtual_stages": 2,
+            "sharding": ZERO_3,
+        },
         "split-backward-resharding",
         "wrong gradients",
     ),
@@ -82,7 +89,13 @@ TRIED_AND_WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         "2 micro-batches; 1f1b over 4 stages needs 4",
     ),
     "dualpipev with fewer micro-batches than twice its ranks": (
-        {**PIPELINE, "micro_batch_seqs": 8, "accumulation": 4, "schedule": "dualpipev", "virtual_stages": 2},
+        {
+            **PIPELINE,
+            "micro_batch_seqs": 8,
+            "accumulation": 4,
+            "schedule": "dualpipev",
+            "virtual_stages": 2,
+        },
         "micro-batches",
         "4 micro-batches; dualpipev over 8 stages needs 8",
     ),
@@ -113,8 +126,12 @@ def test_what_torch_does_wrongly_or_not_at_all_is_refused(case: str) -> None:
 def test_interleaved_schedules_run_in_equal_rounds(schedule: str, micro_batches: int) -> None:
     is_legal = micro_batches not in (5, 7)
     # torch: rounds = max(1, micro-batches // ranks) must divide the micro-batches.
-    problem = replace(PROBLEM, global_batch=GlobalBatch(minimum=8 * micro_batches, maximum=8 * micro_batches))
-    tried = recipe(pipeline_parallel=2, schedule=schedule, virtual_stages=2, accumulation=micro_batches)
+    problem = replace(
+        PROBLEM, global_batch=GlobalBatch(minimum=8 * micro_batches, maximum=8 * micro_batches)
+    )
+    tried = recipe(
+        pipeline_parallel=2, schedule=schedule, virtual_stages=2, accumulation=micro_batches
+    )
     reason = why_illegal(tried, problem)
     assert (reason is None) is is_legal
     assert reason is None or reason.code == "interleaved-rounds"
@@ -146,11 +163,23 @@ LEGAL: dict[str, dict[str, Any]] = {
     "zero-3 under interleaved-1f1b": PIPELINE
     | {"schedule": "interleaved-1f1b", "virtual_stages": 3, "sharding": ZERO_3},
     "zero-1 under zbv": {**PIPELINE, "schedule": "zbv", "virtual_stages": 2, "sharding": ZERO_1},
-    "full recompute under dualpipev": {**PIPELINE, "schedule": "dualpipev", "virtual_stages": 2, "recompute": "full"},
+    "full recompute under dualpipev": {
+        **PIPELINE,
+        "schedule": "dualpipev",
+        "virtual_stages": 2,
+        "recompute": "full",
+    },
     "selective recompute under 1f1b": {**PIPELINE, "recompute": "selective"},
     "context parallelism over all devices but two": {"context_parallel": 8},
-    "context parallelism that sends each kv head twice": {"context_parallel": 8, "sharding": Sharding(optimizer=16)},
-    "context ranks under DistributedDataParallel": {"devices": 8, "context_parallel": 8, "replication": "ddp"},
+    "context parallelism that sends each kv head twice": {
+        "context_parallel": 8,
+        "sharding": Sharding(optimizer=16),
+    },
+    "context ranks under DistributedDataParallel": {
+        "devices": 8,
+        "context_parallel": 8,
+        "replication": "ddp",
+    },
     "context, tensor and sequence parallelism": {
         "tensor_parallel": 4,
         "context_parallel": 2,

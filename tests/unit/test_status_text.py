@@ -1,4 +1,6 @@
-"""Where a campaign stands, on the terminal: what is said of failures, of lost attempts and of what was spent."""
+"""Where a campaign stands, on the terminal: what is said of failures, of lost attempts and of what
+was spent.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ DONE = measurement((1.0,), 1_000)
 
 
 def told(folder: Path, capsys: pytest.CaptureFixture[str], *outcomes: Failure) -> dict[str, str]:
-    """The lines by their first words, after attempts at one recipe of which the last is measured."""
+    """The lines by their first words, after attempts at one recipe of which the last is
+    measured.
+    """
     with open_store(str(folder / "s.db"), create=True) as store:
         writer = start(store, "c")
         record(writer, f"{1:012x}", *outcomes, DONE)
@@ -39,13 +43,17 @@ def test_show_counts_an_attempt_s_node_time_as_other_commands_do() -> None:
     assert str(_detail(replace(DONE, node_seconds=7_200.0))).endswith("; 2 node-hours")
 
 
-def test_status_lists_lost_attempts_apart_from_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_lists_lost_attempts_apart_from_failures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = told(tmp_path, capsys, LOST)
     assert "failures" not in lines
     assert lines["lost"] == "lost      1 attempt, interrupted or withdrawn"
 
 
-def test_status_points_to_failures_only_if_a_recipe_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_points_to_failures_only_if_a_recipe_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert told(tmp_path, capsys, HUNG)["failures"] == "failures  1 hung"
     with open_store(str(tmp_path / "t.db"), create=True) as store:
         record(start(store, "c"), f"{2:012x}", HUNG)
@@ -56,14 +64,18 @@ def test_status_points_to_failures_only_if_a_recipe_failed(tmp_path: Path, capsy
 @pytest.mark.parametrize("log_path", [None, "/runs/7/rank-0.log"])
 def test_launch_paused_by_failures_names_the_log(log_path: str | None) -> None:
     failure = replace(HUNG, log_path=log_path)
-    paused = Conclusion(state=CampaignState.PAUSED, reason="3 failed in a row", measured=0, last_failure=failure)
+    paused = Conclusion(
+        state=CampaignState.PAUSED, reason="3 failed in a row", measured=0, last_failure=failure
+    )
     with pytest.raises(CampaignFailed) as ended:
         _raise_unless_done(paused, "c", stopped=1, has_result=False)
     once = "fix the cause, then: frontrunner resume c"
     assert ended.value.hint == (once if log_path is None else f"full log: {log_path}; {once}")
 
 
-def test_status_shows_node_seconds_and_nothing_for_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_node_seconds_and_nothing_for_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "10 node-seconds in probes" in told(tmp_path, capsys)["spent"]
     page_store(tmp_path, ("table",), figures="imported")
     with open_store(str(tmp_path / "store.db")) as store:
@@ -76,7 +88,11 @@ def test_status_shows_node_seconds_and_nothing_for_a_table(tmp_path: Path, capsy
 
 @pytest.mark.parametrize(("width", "lines"), [("80", 3), ("68", 6)])
 def test_comments_of_commands_stand_all_beside_or_all_above_them(
-    width: str, lines: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    width: str,
+    lines: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", width)
     with open_store(str(tmp_path / "s.db"), create=True) as store:

@@ -34,7 +34,9 @@ def client(folder: Path, recipe: str) -> Iterator[TestClient]:
         yield found
 
 
-def test_a_recipes_page_has_its_step_and_the_step_its_whole_time(client: TestClient, recipe: str, folder: Path) -> None:
+def test_a_recipes_page_has_its_step_and_the_step_its_whole_time(
+    client: TestClient, recipe: str, folder: Path
+) -> None:
     page = client.get(f"/recipes/{recipe}?campaign=first").text
     source = page.partition('data-source="')[2].partition('"')[0]
     assert source == f"/recipes/{recipe}/step?campaign=first"
@@ -61,7 +63,9 @@ def test_a_variant_is_sent_with_its_own_groups_and_an_illegal_one_is_refused_wit
     sent = client.get(f"{address}&pipeline_parallel=2").json()
     assert not sent["is_own"]
     assert [rank["rank"] for rank in sent["ranks"]] == [0, 1]
-    assert [(group["label"], group["ranks"]) for group in sent["groups"] if group["label"] == "PP"] == [("PP", 2)]
+    assert [
+        (group["label"], group["ranks"]) for group in sent["groups"] if group["label"] == "PP"
+    ] == [("PP", 2)]
     for name, values in sent["choices"].items():
         for value in values:
             taken = client.get(f"{address}&pipeline_parallel=2&{name}={value}").json()
@@ -74,7 +78,11 @@ def test_a_variant_is_sent_with_its_own_groups_and_an_illegal_one_is_refused_wit
 
 
 def test_of_a_long_step_the_first_and_last_actions_are_sent(folder: Path, recipe: str) -> None:
-    ranks = LocalStore(str(folder / "store.db")).step(recipe, pipeline_parallel=2, micro_batch_seqs=1).ranks
+    ranks = (
+        LocalStore(str(folder / "store.db"))
+        .step(recipe, pipeline_parallel=2, micro_batch_seqs=1)
+        .ranks
+    )
     count = sum(len(rank.actions) for rank in ranks)
 
     assert left_out(ranks, most=count) is None
@@ -86,7 +94,17 @@ def test_of_a_long_step_the_first_and_last_actions_are_sent(folder: Path, recipe
     for rank in ranks:
         found = shares(rank, gap)
         assert sum(share for *_, share in found) == pytest.approx(1.0, abs=1e-4)
-        waits = sum(share for kind, _, share in found if NAMES[kind] == "bubble") * (gap[1] - gap[0])
-        before = sum(min(one.end_s, gap[0]) - min(one.begin_s, gap[0]) for one in rank.actions if one.kind == "bubble")
-        after = sum(max(one.end_s, gap[1]) - max(one.begin_s, gap[1]) for one in rank.actions if one.kind == "bubble")
+        waits = sum(share for kind, _, share in found if NAMES[kind] == "bubble") * (
+            gap[1] - gap[0]
+        )
+        before = sum(
+            min(one.end_s, gap[0]) - min(one.begin_s, gap[0])
+            for one in rank.actions
+            if one.kind == "bubble"
+        )
+        after = sum(
+            max(one.end_s, gap[1]) - max(one.begin_s, gap[1])
+            for one in rank.actions
+            if one.kind == "bubble"
+        )
         assert before + waits + after == pytest.approx(rank.bubble_s, abs=1e-4 * (gap[1] - gap[0]))

@@ -1,4 +1,6 @@
-"""The timeline of one step: what runs when on each pipeline rank, against the formulas' step and memory."""
+"""The timeline of one step: what runs when on each pipeline rank, against the formulas' step and
+memory.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ def recipe(schedule: str = "1f1b", ranks: int = 4, sharding: str = "zero-1", **c
     chunks = 2 if schedule in LOOPED_SCHEDULES else 1
     found = analytic.recipe(
         **{
-            "pipeline_parallel": ranks, "schedule": schedule, "virtual_stages": chunks, "micro_batch_seqs": 4,
+            "pipeline_parallel": ranks, "schedule": schedule, "virtual_stages": chunks,
+            "micro_batch_seqs": 4,
             "accumulation": 64 // copies, "sharding": Sharding.named(sharding, copies),
         } | changes
     )  # fmt: skip
@@ -57,7 +60,11 @@ def test_actions_fill_the_step_and_no_pass_begins_before_its_input_is_there(sche
             if kind == "F" and stage:
                 assert ended["F", stage - 1, batch] <= begin + TINY
             elif kind in "BI":
-                after = min(ended.get((of, stage + 1, batch), 9e9) for of in "BI") if stage < last else 0.0
+                after = (
+                    min(ended.get((of, stage + 1, batch), 9e9) for of in "BI")
+                    if stage < last
+                    else 0.0
+                )
                 assert max(ended["F", stage, batch], after) <= begin + TINY
             elif kind == "W":
                 assert ended["I", stage, batch] <= begin + TINY
@@ -101,7 +108,8 @@ def test_memory_rises_with_the_micro_batches_in_flight_and_falls_to_the_states()
 
 def test_more_micro_batches_shrink_the_bubble():
     few, many = (
-        step_timeline(recipe(ranks=8, micro_batch_seqs=size, accumulation=256 // size), PROBLEM) for size in (8, 1)
+        step_timeline(recipe(ranks=8, micro_batch_seqs=size, accumulation=256 // size), PROBLEM)
+        for size in (8, 1)
     )
 
     assert many.bubble_share < few.bubble_share / 2
@@ -128,7 +136,10 @@ def test_a_printed_row_has_each_thing_by_its_share_of_the_step():
     shown = cells(row.actions, found.step_time_s, 60)
     assert len(shown) == 60
     for kind in "FB":
-        share = sum(one.end_s - one.begin_s for one in row.actions if one.kind == kind) / found.step_time_s
+        share = (
+            sum(one.end_s - one.begin_s for one in row.actions if one.kind == kind)
+            / found.step_time_s
+        )
         assert shown.count(kind) / 60 == pytest.approx(share, abs=0.05)
     assert shown[0] == "bubble" or row.actions[0].end_s < found.step_time_s / 60
 

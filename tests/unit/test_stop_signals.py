@@ -42,7 +42,9 @@ class Told:
         ([signal.SIGTERM, CANCEL_SIGNAL], "kill", 143),
     ],
 )
-def test_the_exit_code_is_the_stop_signal_s(sent: list[signal.Signals], told: str, code: int) -> None:
+def test_the_exit_code_is_the_stop_signal_s(
+    sent: list[signal.Signals], told: str, code: int
+) -> None:
     driver, handlers = Told(), signal.getsignal(signal.SIGTERM)
     with stopped_by_signals() as on_driver:
         on_driver(cast(Driver, driver))

@@ -11,7 +11,14 @@ from rich.console import Console
 from frontrunner.results.prior_results import REUSED
 from frontrunner.results.records import IMPORTED, UNARCHIVED
 from frontrunner.results.states import CampaignState
-from frontrunner.search.budget import IN_A_ROW, LEAST_MEASURED, STOPPING, Limit, StopRule, outlook_in_words
+from frontrunner.search.budget import (
+    IN_A_ROW,
+    LEAST_MEASURED,
+    STOPPING,
+    Limit,
+    StopRule,
+    outlook_in_words,
+)
 from frontrunner.search.listener import View
 from frontrunner.search.strategy import Outlook
 from frontrunner.views.live import Lines, panel
@@ -22,7 +29,9 @@ MUCH = replace(LITTLE, expected_improvement=0.01)
 LIMITS = (Limit(name="probes", used=28, allowed=40), Limit(name="minutes", used=5.0, allowed=4.0))
 
 
-def heard(*outlooks: Outlook | None, measured: int = LEAST_MEASURED, below: float = 0.01) -> str | None:
+def heard(
+    *outlooks: Outlook | None, measured: int = LEAST_MEASURED, below: float = 0.01
+) -> str | None:
     rule = StopRule(below)
     for outlook in outlooks:
         rule.hear(outlook, measured=measured)
@@ -44,17 +53,21 @@ def test_nothing_ends_a_campaign_of_which_little_is_known() -> None:
 
 
 def test_the_reason_holds_the_numbers_and_what_was_not_used() -> None:
-    assert heard(LITTLE, LITTLE) == (
-        "the next probe is expected to gain 0.42 %, under 1 %; the best is estimated to be 0 % below the best of the "
-        "whole space (95 %: at most 11 %); 12 of 40 probes, 0 of 4 minutes unused"
+    assert (
+        heard(LITTLE, LITTLE)
+        == "the next probe is expected to gain 0.42 %, under 1 %; the best is estimated to be 0 %"
+        " below the best of the whole space (95 %: at most 11 %); 12 of 40 probes, 0 of 4"
+        " minutes unused"
     )
 
 
 def test_what_is_left_of_a_front_is_said_of_the_front() -> None:
     front = replace(LITTLE, of_front=True)
-    assert heard(front, front) == (
-        "the next probe is expected to add 0.42 % to the front, under 1 %; the front is estimated to cover 0 % less "
-        "than that of the whole space (95 %: at most 11 %); 12 of 40 probes, 0 of 4 minutes unused"
+    assert (
+        heard(front, front)
+        == "the next probe is expected to add 0.42 % to the front, under 1 %; the front is"
+        " estimated to cover 0 % less than that of the whole space (95 %: at most 11 %); 12 of"
+        " 40 probes, 0 of 4 minutes unused"
     )
 
 
@@ -80,7 +93,9 @@ def test_panel_shows_the_outlook_on_one_line(width: int) -> None:
     with screen.capture() as captured:
         screen.print(panel(view, width=width))
     (line,) = (line for line in captured.get().splitlines() if line.startswith("outlook"))
-    assert line.rstrip().endswith("next probe +0.4 %; best 3.3 % (at most 10.7 %) below the space's")
+    assert line.rstrip().endswith(
+        "next probe +0.4 %; best 3.3 % (at most 10.7 %) below the space's"
+    )
 
 
 def test_print_outlook_shows_the_unused_budget(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,11 +103,15 @@ def test_print_outlook_shows_the_unused_budget(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == ""
     print_outlook(LITTLE, LIMITS)
     outlook, unused = capsys.readouterr().out.splitlines()
-    assert outlook.startswith("outlook: the next probe is expected to gain 0.42 %; the best is estimated")
+    assert outlook.startswith(
+        "outlook: the next probe is expected to gain 0.42 %; the best is estimated"
+    )
     assert unused == "unused budget: 12 of 40 probes, 0 of 4 minutes"
 
 
-def test_an_end_that_the_command_reports_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_end_that_the_command_reports_is_printed_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for state in (CampaignState.PAUSED, CampaignState.STOPPED, CampaignState.FINISHED):
         Lines().ended(View(name="c", strategy="s", legal_recipes=9), state, "so")
     assert capsys.readouterr().err == "campaign c finished: so\n"
@@ -106,8 +125,16 @@ def test_an_end_that_the_command_reports_is_printed_once(capsys: pytest.CaptureF
             {"leaves": "stopped", "probes_to_finish": 1},
             "finishing 1 running probe; press Ctrl-C again to end it now",
         ),
-        (STOPPING, {"leaves": "stopped", "probes_to_finish": 0, "probes_ended": 2}, "ending 2 running probes"),
-        (STOPPING, {"leaves": "paused", "probes_to_finish": 0}, "stopping; then the campaign is paused"),
+        (
+            STOPPING,
+            {"leaves": "stopped", "probes_to_finish": 0, "probes_ended": 2},
+            "ending 2 running probes",
+        ),
+        (
+            STOPPING,
+            {"leaves": "paused", "probes_to_finish": 0},
+            "stopping; then the campaign is paused",
+        ),
         ("lost", {"trial": 4, "recipe": "tp1 mb2"}, "probe 4 was cut off with its driver: tp1 mb2"),
         (
             REUSED,
@@ -126,11 +153,18 @@ def test_an_end_that_the_command_reports_is_printed_once(capsys: pytest.CaptureF
             "imported from a.csv, a table of 4 rows; left out: 1 x a time is negative",
         ),
         ("overtime", {"seconds": 3.21}, "3.2 s were driven beyond the budget's minutes"),
-        (UNARCHIVED, {"attempts": 4, "file": "a.jsonl", "sha256": "0f"}, "unarchived from a.jsonl; attempts: 4"),
+        (
+            UNARCHIVED,
+            {"attempts": 4, "file": "a.jsonl", "sha256": "0f"},
+            "unarchived from a.jsonl; attempts: 4",
+        ),
     ],
 )
 def test_notices_are_sentences(
-    kind: str, data: dict[str, str | int | float | None], line: str, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    data: dict[str, str | int | float | None],
+    line: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     Lines().noticed(View(name="c", strategy="s", legal_recipes=9), kind, data)
     assert capsys.readouterr().err == line + "\n"

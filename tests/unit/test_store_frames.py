@@ -25,8 +25,18 @@ def writer(store: Store) -> CampaignWriter:
 class TestFrame:
     @pytest.fixture
     def filled(self, store: Store, writer: CampaignWriter) -> Store:
-        record(writer, "aaaa", measurement((0.5, 0.7), 10**9), measurement((0.6, 0.6), 2 * 10**9), number=1)
-        record(writer, "bbbb", Failure(kind=FailureKind.HUNG, message="no step in 120 s, then killed", node_seconds=4))
+        record(
+            writer,
+            "aaaa",
+            measurement((0.5, 0.7), 10**9),
+            measurement((0.6, 0.6), 2 * 10**9),
+            number=1,
+        )
+        record(
+            writer,
+            "bbbb",
+            Failure(kind=FailureKind.HUNG, message="no step in 120 s, then killed", node_seconds=4),
+        )
         writer.start_attempt(writer.propose("cccc", recipe(3)), run_folder="running")
         return store
 
@@ -61,9 +71,13 @@ class TestFrame:
         else:
             read = pd.read_parquet(path)
         pd.testing.assert_frame_equal(read, table)
-        assert sorted(file.name for file in tmp_path.iterdir() if file.name.startswith((".", "out"))) == [path.name]
+        assert sorted(
+            file.name for file in tmp_path.iterdir() if file.name.startswith((".", "out"))
+        ) == [path.name]
 
-    def test_what_cannot_be_written_is_refused_and_leaves_nothing(self, filled: Store, tmp_path: Path) -> None:
+    def test_what_cannot_be_written_is_refused_and_leaves_nothing(
+        self, filled: Store, tmp_path: Path
+    ) -> None:
         table = frame(filled, None)
         with pytest.raises(InvalidInput, match=r"\.csv or \.parquet"):
             write_frame(table, tmp_path / "out.xlsx")
@@ -73,7 +87,9 @@ class TestFrame:
 
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path) -> None:
-    """In a process of its own, where pyarrow is kept from being imported before pandas looks for it."""
+    """In a process of its own, where pyarrow is kept from being imported before pandas looks for
+    it.
+    """
     script = """
 import sys
 sys.modules["pyarrow"] = None
@@ -86,16 +102,22 @@ try:
 except InvalidInput as error:
     print(error.message, "|", error.hint)
 """
-    done = subprocess.run([sys.executable, "-P", "-c", script, tmp_path], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script, tmp_path], capture_output=True, text=True, check=True
+    )
     assert "frontrunner[parquet]" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_told_with_the_file_s_name(writer: CampaignWriter, store: Store, tmp_path: Path) -> None:
+def test_a_full_disk_is_told_with_the_file_s_name(
+    writer: CampaignWriter, store: Store, tmp_path: Path
+) -> None:
     record(writer, "aaaa", measurement((0.5,), 10**9))
     table = frame(store, None)
     with small_disk(tmp_path / "small", mib=1) as disk:
         fill(disk)
-        with pytest.raises(InvalidInput, match=r"small/x\.csv cannot be written: No space left on device"):
+        with pytest.raises(
+            InvalidInput, match=r"small/x\.csv cannot be written: No space left on device"
+        ):
             write_frame(table, disk / "x.csv")
         assert [path.name for path in disk.iterdir()] == ["ballast"]

@@ -1,6 +1,8 @@
-"""Any sequence of a driver's calls, crashes and take-overs included, against a model in plain Python.
+"""Any sequence of a driver's calls, crashes and take-overs included, against a model in plain
+Python.
 
-What a driver shows as it goes has to be what one shows that reads the store anew, and what the ranking says.
+What a driver shows as it goes has to be what one shows that reads the store anew, and what the
+ranking says.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class ModelTrial:
 
     @property
     def judged(self) -> list[Measurement | Failure]:
-        return [o for o in self.outcomes if isinstance(o, Measurement) or o.kind is not FailureKind.LOST]
+        return [
+            o for o in self.outcomes if isinstance(o, Measurement) or o.kind is not FailureKind.LOST
+        ]
 
     @property
     def measured(self) -> list[Measurement]:
@@ -64,7 +68,11 @@ def measurement(step_time_s: float) -> Measurement:
 
 def ended(trial: Trial, outcome: Measurement | Failure, *, will_retry: bool = False) -> Ended:
     return Ended(
-        number=trial.number, recipe=trial.recipe, recipe_id=trial.recipe_id, outcome=outcome, will_retry=will_retry
+        number=trial.number,
+        recipe=trial.recipe,
+        recipe_id=trial.recipe_id,
+        outcome=outcome,
+        will_retry=will_retry,
     )
 
 
@@ -74,7 +82,9 @@ class Driver(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.url = str(Path(self.folder.name) / "store.db")
         self.store = open_store(self.url)
-        self.campaign = self.store.create_campaign(name="c", spec_json="{}", legal_recipes=9, problem_summary={})
+        self.campaign = self.store.create_campaign(
+            name="c", spec_json="{}", legal_recipes=9, problem_summary={}
+        )
         self.model: dict[str, ModelTrial] = {}
         self.final = 0
         self.log: list[tuple[str, Measurement | Failure]] = []
@@ -87,15 +97,23 @@ class Driver(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def lead(self) -> None:
-        lease = self.store.acquire_lease(self.campaign.id, host="another-host.example", pid=1, take_over=True)
+        lease = self.store.acquire_lease(
+            self.campaign.id, host="another-host.example", pid=1, take_over=True
+        )
         self.writer = self.store.drive(lease)
 
     @rule(number=st.integers(0, 5))
     def propose(self, number: int) -> None:
         recipe_id = f"{number:04x}"
-        trial = self.writer.propose(recipe_id, Recipe(devices=1, micro_batch_seqs=number + 1, accumulation=1))
+        trial = self.writer.propose(
+            recipe_id, Recipe(devices=1, micro_batch_seqs=number + 1, accumulation=1)
+        )
         known = self.model.setdefault(recipe_id, ModelTrial(trial))
-        assert (trial.id, trial.number, trial.state) == (known.trial.id, known.trial.number, known.state)
+        assert (trial.id, trial.number, trial.state) == (
+            known.trial.id,
+            known.trial.number,
+            known.state,
+        )
 
     @precondition(lambda self: any(m.state is TrialState.QUEUED for m in self.model.values()))
     @rule(data=st.data())
@@ -111,14 +129,22 @@ class Driver(RuleBasedStateMachine):
         data=st.data(),
         outcome=st.one_of(
             st.sampled_from(STEP_TIMES_S).map(measurement),
-            st.sampled_from(STEP_TIMES_S).map(lambda time_s: replace(measurement(time_s), telemetry=DISTURBED)),
-            st.sampled_from(FailureKind).map(lambda kind: Failure(kind=kind, message="m", node_seconds=0.5)),
+            st.sampled_from(STEP_TIMES_S).map(
+                lambda time_s: replace(measurement(time_s), telemetry=DISTURBED)
+            ),
+            st.sampled_from(FailureKind).map(
+                lambda kind: Failure(kind=kind, message="m", node_seconds=0.5)
+            ),
         ),
         retry=st.booleans(),
         twice=st.booleans(),
     )
-    def finish(self, data: st.DataObject, outcome: Measurement | Failure, retry: bool, twice: bool) -> None:
-        name = data.draw(st.sampled_from(sorted(name for name, m in self.model.items() if m.running)))
+    def finish(
+        self, data: st.DataObject, outcome: Measurement | Failure, retry: bool, twice: bool
+    ) -> None:
+        name = data.draw(
+            st.sampled_from(sorted(name for name, m in self.model.items() if m.running))
+        )
         chosen = self.model[name]
         assert chosen.running is not None
         self.writer.finish_attempt(chosen.running, outcome, retry=retry)
@@ -154,7 +180,9 @@ class Driver(RuleBasedStateMachine):
     @invariant()
     def the_store_says_what_the_model_says(self) -> None:
         trials = self.store.trials(self.campaign.id)
-        assert {t.recipe_id: t.state for t in trials} == {name: m.state for name, m in self.model.items()}
+        assert {t.recipe_id: t.state for t in trials} == {
+            name: m.state for name, m in self.model.items()
+        }
         told = [outcome for _, outcome in self.store.final_outcomes(self.campaign.id)]
         assert told == [outcome for name, outcome in self.log if self.is_told(name, outcome)]
         running = {m.running.id for m in self.model.values() if m.running}
@@ -176,8 +204,12 @@ class Driver(RuleBasedStateMachine):
             if model.measured and model.state is not TrialState.FAILED
         }
         ranked = best(self.store, None, by="step-time", top=None)
-        assert [row.recipe_id for row in ranked] == sorted(medians, key=lambda name: (medians[name], name))
-        assert [row.standing.repeats for row in ranked] == [len(self.model[row.recipe_id].measured) for row in ranked]
+        assert [row.recipe_id for row in ranked] == sorted(
+            medians, key=lambda name: (medians[name], name)
+        )
+        assert [row.standing.repeats for row in ranked] == [
+            len(self.model[row.recipe_id].measured) for row in ranked
+        ]
 
     @invariant()
     def a_driver_shows_what_its_successor_will_and_the_ranking_does(self) -> None:
@@ -193,5 +225,8 @@ class Driver(RuleBasedStateMachine):
 
 TestDriver = Driver.TestCase
 TestDriver.settings = settings(
-    max_examples=12, stateful_step_count=15, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=12,
+    stateful_step_count=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )

@@ -37,10 +37,16 @@ def make(path: Path, *campaigns: str) -> Path:
 
 
 def files(folder: Path) -> dict[str, tuple[bytes, int]]:
-    return {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in folder.iterdir() if file.is_file()}
+    return {
+        file.name: (file.read_bytes(), file.stat().st_mtime_ns)
+        for file in folder.iterdir()
+        if file.is_file()
+    }
 
 
-@pytest.mark.parametrize("name", ["plain.db", "with space.db", "50%?#&=;.db", "\u30b9\u30c8\u30a2.db"])
+@pytest.mark.parametrize(
+    "name", ["plain.db", "with space.db", "50%?#&=;.db", "\u30b9\u30c8\u30a2.db"]
+)
 def test_a_path_names_the_file_whatever_its_letters(tmp_path: Path, name: str) -> None:
     make(tmp_path / name, "kept")
     assert [file.name for file in tmp_path.iterdir()] == [name]
@@ -48,7 +54,9 @@ def test_a_path_names_the_file_whatever_its_letters(tmp_path: Path, name: str) -
         assert store.campaign(None).name == "kept"
 
 
-def test_a_relative_url_and_a_path_are_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_url_and_a_path_are_the_same_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     make(Path("store.db"), "kept")
     for url in ("sqlite:///store.db", f"sqlite:///{tmp_path}/store.db"):
@@ -56,7 +64,9 @@ def test_a_relative_url_and_a_path_are_the_same_store(tmp_path: Path, monkeypatc
             assert store.campaign(None).name == "kept"
 
 
-def test_an_open_store_does_not_follow_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_store_does_not_follow_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     make(Path("store.db"), "kept")
     (tmp_path / "elsewhere").mkdir()
@@ -65,7 +75,9 @@ def test_an_open_store_does_not_follow_the_working_directory(tmp_path: Path, mon
         assert store.campaign(None).name == "kept"
 
 
-@pytest.mark.parametrize("url", ["", "  ", "sqlite://", "sqlite:///:memory:", "nonsense://x/y", "sqlite:///\x00"])
+@pytest.mark.parametrize(
+    "url", ["", "  ", "sqlite://", "sqlite:///:memory:", "nonsense://x/y", "sqlite:///\x00"]
+)
 def test_what_names_no_database_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput, match=r"store\.url"):
         open_store(url)
@@ -82,7 +94,9 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(url: st
     assert "hush" not in f"{refused.value} {refused.value.hint}"
 
 
-@pytest.mark.parametrize("query", ["password=hush", "user=me&password=hush", "sslpassword=hush", "sslmode=require"])
+@pytest.mark.parametrize(
+    "query", ["password=hush", "user=me&password=hush", "sslpassword=hush", "sslmode=require"]
+)
 def test_a_password_is_hidden_wherever_the_url_has_it(query: str) -> None:
     shown = str(parse_address(f"postgresql://me:hush@db/x?{query}"))
     assert "hush" not in shown
@@ -92,7 +106,9 @@ def test_a_password_is_hidden_wherever_the_url_has_it(query: str) -> None:
 def test_the_tables_can_be_made_in_postgresql() -> None:
     """Only compiled, not run: it shows that no column type or constraint is SQLite's own."""
     for table in Base.metadata.sorted_tables:
-        assert "BIGINT" in str(CreateTable(table).compile(dialect=postgresql.dialect())) or table.name not in (
+        assert "BIGINT" in str(
+            CreateTable(table).compile(dialect=postgresql.dialect())
+        ) or table.name not in (
             "measurements",
             "standings",
         )
@@ -144,8 +160,12 @@ def test_an_empty_file_becomes_a_store_only_where_one_may_be_made(tmp_path: Path
 
 
 @pytest.mark.parametrize("beside", ["-wal", ".backup-20260301T120000Z"])
-@pytest.mark.parametrize(("head", "said"), [(None, "it is empty"), (b"\0" * 4096, "does not begin as")])
-def test_a_file_that_was_a_store_is_not_replaced(tmp_path: Path, beside: str, head: bytes | None, said: str) -> None:
+@pytest.mark.parametrize(
+    ("head", "said"), [(None, "it is empty"), (b"\0" * 4096, "does not begin as")]
+)
+def test_a_file_that_was_a_store_is_not_replaced(
+    tmp_path: Path, beside: str, head: bytes | None, said: str
+) -> None:
     path = make(tmp_path / "store.db", "kept")
     (tmp_path / f"store.db{beside}").write_bytes(b"x" * 8192)
     if head is None:
@@ -175,7 +195,13 @@ def test_a_store_without_one_of_its_tables_is_damaged(tmp_path: Path) -> None:
 def test_a_file_that_lies_beside_a_backup_is_none(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     newest = path.with_name("store.db.backup-20260301T120000Z")
-    others = ["20250301T120000Z", "20260301T120000Z-wal", "20260301T120000Z.backup-20260401T000000Z", "old", "2026"]
+    others = [
+        "20250301T120000Z",
+        "20260301T120000Z-wal",
+        "20260301T120000Z.backup-20260401T000000Z",
+        "old",
+        "2026",
+    ]
     for file in (newest, *(path.with_name(f"store.db.backup-{name}") for name in others)):
         file.touch()
     assert newest_backup(path) == newest
@@ -187,7 +213,9 @@ def test_another_schema_version_is_refused_with_both_numbers(tmp_path: Path, ver
     path = make(tmp_path / "store.db")
     sqlite_file(path, f"UPDATE store SET schema_version = {version}")
     for read_only in (False, True):
-        with pytest.raises(StoreUnusable, match=f"schema {version}, this version needs 1") as refused:
+        with pytest.raises(
+            StoreUnusable, match=f"schema {version}, this version needs 1"
+        ) as refused:
             open_store(str(path), read_only=read_only)
         assert refused.value.hint == "upgrade frontrunner"
 
@@ -205,18 +233,27 @@ class Mount(NamedTuple):
     fstype: str
 
 
-@pytest.mark.parametrize(("kind", "is_refused"), [("nfs4", True), ("lustre", True), ("xfs", False), ("overlay", False)])
+@pytest.mark.parametrize(
+    ("kind", "is_refused"), [("nfs4", True), ("lustre", True), ("xfs", False), ("overlay", False)]
+)
 def test_a_network_file_system_is_refused_with_reason_and_override(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_refused: bool
 ) -> None:
     here, path = str(tmp_path), tmp_path / "store.db"
-    mounted = [Mount("/", "ext4"), Mount(here, "tmpfs"), Mount(here, kind), Mount(f"{here}/inner disk", "xfs")]
+    mounted = [
+        Mount("/", "ext4"),
+        Mount(here, "tmpfs"),
+        Mount(here, kind),
+        Mount(f"{here}/inner disk", "xfs"),
+    ]
     monkeypatch.setattr("psutil.disk_partitions", lambda **_: mounted)
     assert file_system_of(path) == kind
     refuse_network(tmp_path / "inner disk" / "store.db")
     refuse_network(tmp_path.parent / "store.db")
     if is_refused:
-        with pytest.raises(StoreUnusable, match=rf"network file system \({kind}\): SQLite") as refused:
+        with pytest.raises(
+            StoreUnusable, match=rf"network file system \({kind}\): SQLite"
+        ) as refused:
             refuse_network(path)
         assert f"{OVERRIDE}=1" in str(refused.value.hint)
         monkeypatch.setenv(OVERRIDE, "1")
@@ -256,7 +293,9 @@ class TestReadOnly:
         path = make(tmp_path / "store.db", "kept")
         with open_store(str(path), read_only=True) as store:
             with pytest.raises(StoreUnusable, match="read-only"):
-                store.create_campaign(name="more", spec_json="{}", legal_recipes=1, problem_summary={})
+                store.create_campaign(
+                    name="more", spec_json="{}", legal_recipes=1, problem_summary={}
+                )
             with pytest.raises(StoreUnusable, match="read-only"):
                 store.acquire_lease(1, host="h", pid=1)
 
@@ -265,11 +304,15 @@ class TestReadOnly:
         with open_store(str(path), read_only=True) as viewer:
             assert viewer.campaign(None).name == "first"
             with open_store(str(path)) as store:
-                store.create_campaign(name="second", spec_json="{}", legal_recipes=1, problem_summary={})
+                store.create_campaign(
+                    name="second", spec_json="{}", legal_recipes=1, problem_summary={}
+                )
                 assert viewer.campaign(None).name == "second"
             assert viewer.campaign(None).name == "second"
 
-    def test_a_store_rewritten_during_an_unlogged_read_is_not_believed(self, tmp_path: Path) -> None:
+    def test_a_store_rewritten_during_an_unlogged_read_is_not_believed(
+        self, tmp_path: Path
+    ) -> None:
         path = make(tmp_path / "store.db", "first")
         with (
             open_store(str(path), read_only=True) as viewer,
@@ -281,24 +324,29 @@ class TestReadOnly:
             assert viewer.campaign(None).name == "second"
 
 
-def test_a_store_that_is_opened_twice_in_one_process_is_still_seen_to_be_in_use(tmp_path: Path) -> None:
-    """By POSIX a process that closes any descriptor of a file loses all of its locks on it, also those of SQLite.
+def test_a_store_that_is_opened_twice_in_one_process_is_still_seen_to_be_in_use(
+    tmp_path: Path,
+) -> None:
+    """By POSIX a process that closes any descriptor of a file loses all of its locks on it, also
+    those of SQLite.
 
-    Another process would then take itself for the last one, and delete the log that this one still reads and writes.
+    Another process would then take itself for the last one, and delete the log that this one still
+    reads and writes.
     """
     path = tmp_path / "store.db"
     adding = (
-        "import sys\n"
-        "from frontrunner.results.store import open_store\n"
-        "with open_store(sys.argv[1]) as store:\n"
-        "    store.create_campaign(name='other', spec_json='{}', legal_recipes=1, problem_summary={})\n"
+        "import sys\nfrom frontrunner.results.store import open_store\nwith open_store(sys.argv[1])"
+        " as store:\n    store.create_campaign(name='other', spec_json='{}', legal_recipes=1,"
+        " problem_summary={})\n"
     )
     with open_store(str(path)) as first:
         assert first.campaigns() == []
         with open_store(str(path), read_only=True, create=False) as second:
             assert second.campaigns() == []
         subprocess.run([sys.executable, "-P", "-c", adding, str(path)], check=True)
-        assert Path(f"{path}-wal").exists(), "the other process took the store for unused, and its log for its own"
+        assert Path(f"{path}-wal").exists(), (
+            "the other process took the store for unused, and its log for its own"
+        )
         assert [campaign.name for campaign in first.campaigns()] == ["other"]
         first.create_campaign(name="own", spec_json="{}", legal_recipes=1, problem_summary={})
     with open_store(str(path), read_only=True, create=False) as after:

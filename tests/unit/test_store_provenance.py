@@ -26,15 +26,24 @@ from frontrunner.results.redaction import REDACTED, redact
         (["--store", "postgresql://me:pass@db/x"], ["--store", f"postgresql://me:{REDACTED}@db/x"]),
         (["--store=postgresql://me:pass@db/x"], [f"--store=postgresql://me:{REDACTED}@db/x"]),
         (["postgresql://h/x?password=hush"], [f"postgresql://h/x?password={REDACTED}"]),
-        (["postgresql://me:pass@h/x?password=hush"], [f"postgresql://me:{REDACTED}@h/x?password={REDACTED}"]),
-        (["postgresql://h/x?user=me&password=hush"], [f"postgresql://h/x?user=me&password={REDACTED}"]),
+        (
+            ["postgresql://me:pass@h/x?password=hush"],
+            [f"postgresql://me:{REDACTED}@h/x?password={REDACTED}"],
+        ),
+        (
+            ["postgresql://h/x?user=me&password=hush"],
+            [f"postgresql://h/x?user=me&password={REDACTED}"],
+        ),
         (
             ["--store=postgresql://h/x?password=hush&sslmode=require"],
             [f"--store=postgresql://h/x?password={REDACTED}&sslmode=require"],
         ),
         (["https://example.org/a:b@c"], ["https://example.org/a:b@c"]),
         (["--export=ALL,HF_TOKEN=abc,SEED=1"], [f"--export=ALL,HF_TOKEN={REDACTED},SEED=1"]),
-        (["-c", "export A=1; export HF_TOKEN=abc; run"], ["-c", f"export A=1; export HF_TOKEN={REDACTED}; run"]),
+        (
+            ["-c", "export A=1; export HF_TOKEN=abc; run"],
+            ["-c", f"export A=1; export HF_TOKEN={REDACTED}; run"],
+        ),
         (["-c", "HF_TOKEN='a b' run --seed 3"], ["-c", f"HF_TOKEN={REDACTED}"]),
         (["-c", "exec env DB_PASSWORD='a b' run"], ["-c", f"exec env DB_PASSWORD={REDACTED} run"]),
         (["AWS_SECRET_ACCESS_KEY=x"], [f"AWS_SECRET_ACCESS_KEY={REDACTED}"]),
@@ -71,9 +80,19 @@ def test_very_long_words_are_read_in_time_that_grows_with_them() -> None:
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_the_checkout_is_named_with_whether_it_was_changed(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
-        settings = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
+        settings = [
+            "-c",
+            "user.name=n",
+            "-c",
+            "user.email=e@example.org",
+            "-c",
+            "commit.gpgsign=false",
+        ]
         done = subprocess.run(
-            ["git", "-C", tmp_path, *settings, *arguments], capture_output=True, text=True, check=True
+            ["git", "-C", tmp_path, *settings, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return done.stdout.strip()
 
@@ -102,7 +121,9 @@ from frontrunner.results.provenance import collect
 heavy = {"torch", "optuna", "deephyper"}
 print(sorted(heavy & set(collect("cpu").versions)), sorted(heavy & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "['deephyper', 'optuna', 'torch'] []"
 
 
@@ -111,8 +132,8 @@ def test_drivers_versions_are_read_from_the_kernel_s_files(tmp_path: Path) -> No
     nvidia = tmp_path / "proc/driver/nvidia/version"
     nvidia.parent.mkdir(parents=True)
     nvidia.write_text(
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build  (dvs-builder@U16)\n"
-        "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n"
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build "
+        " (dvs-builder@U16)\nGCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n"
     )
     amd = tmp_path / "sys/module/amdgpu/version"
     amd.parent.mkdir(parents=True)

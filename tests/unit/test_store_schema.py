@@ -27,13 +27,18 @@ GUARDED: dict[str, tuple[str, type[StrEnum]]] = {
 
 @pytest.fixture
 def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    """A store with one campaign, a measured trial with NaN losses, and a running one, seen through plain SQL."""
+    """A store with one campaign, a measured trial with NaN losses, and a running one, seen through
+    plain SQL.
+    """
     path = tmp_path / "store.db"
     with open_store(str(path)) as store:
-        campaign = store.create_campaign(name="c", spec_json="{}", legal_recipes=1, problem_summary={})
+        campaign = store.create_campaign(
+            name="c", spec_json="{}", legal_recipes=1, problem_summary={}
+        )
         writer = store.drive(store.acquire_lease(campaign.id, host="another-host.example", pid=1))
         first = writer.start_attempt(
-            writer.propose("aaaa", Recipe(devices=1, micro_batch_seqs=1, accumulation=1)), run_folder="1"
+            writer.propose("aaaa", Recipe(devices=1, micro_batch_seqs=1, accumulation=1)),
+            run_folder="1",
         )
         nan = float("nan")
         outcome = Measurement(
@@ -51,7 +56,8 @@ def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
         )
         writer.finish_attempt(first, outcome, retry=False)
         writer.start_attempt(
-            writer.propose("bbbb", Recipe(devices=1, micro_batch_seqs=2, accumulation=1)), run_folder="2"
+            writer.propose("bbbb", Recipe(devices=1, micro_batch_seqs=2, accumulation=1)),
+            run_folder="2",
         )
     opened = sqlite3.connect(path, isolation_level=None)
     opened.execute("PRAGMA foreign_keys = ON")
@@ -61,14 +67,20 @@ def connection(tmp_path: Path) -> Iterator[sqlite3.Connection]:
 
 def test_the_checks_know_the_same_words_as_the_enums(connection: sqlite3.Connection) -> None:
     for table, (column, words) in GUARDED.items():
-        (sql,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        (sql,) = connection.execute(
+            "SELECT sql FROM sqlite_master WHERE name = ?", (table,)
+        ).fetchone()
         listed = sql.split(f"CHECK ({column} IN (", 1)[1].split(")", 1)[0]
-        assert {word.strip().strip("'") for word in listed.split(",")} == {word.value for word in words}, table
+        assert {word.strip().strip("'") for word in listed.split(",")} == {
+            word.value for word in words
+        }, table
 
 
 def test_every_state_column_is_guarded() -> None:
     with_state = {
-        table.name for table in Base.metadata.tables.values() if "state" in table.columns or "kind" in table.columns
+        table.name
+        for table in Base.metadata.tables.values()
+        if "state" in table.columns or "kind" in table.columns
     }
     assert with_state - {"events"} == set(GUARDED)
 
@@ -98,7 +110,9 @@ def test_what_must_not_be_cannot_be_stored(connection: sqlite3.Connection, forbi
 
 
 def test_no_nan_reaches_the_file(connection: sqlite3.Connection) -> None:
-    row = connection.execute("SELECT losses_json, mfu, build_time_s, first_step_time_s FROM measurements").fetchone()
+    row = connection.execute(
+        "SELECT losses_json, mfu, build_time_s, first_step_time_s FROM measurements"
+    ).fetchone()
     assert row == ("[null,1.0,null]", None, None, None)
 
 

@@ -1,4 +1,6 @@
-"""Legal recipes as rows: what is searched, which point means which recipe, and which open row is nearest."""
+"""Legal recipes as rows: what is searched, which point means which recipe, and which open row is
+nearest.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,17 @@ from frontrunner.spaces.space import Space, Survey, recipe_at
 
 @pytest.fixture
 def survey() -> Survey:
-    model = Model(name="toy", layers=4, hidden=64, heads=8, kv_heads=8, ffn_hidden=256, vocabulary=512)
-    cluster = Cluster(name="toy", device="gpu", backend="cuda", nodes=1, devices_per_node=8, memory_gib_per_device=16)
+    model = Model(
+        name="toy", layers=4, hidden=64, heads=8, kv_heads=8, ffn_hidden=256, vocabulary=512
+    )
+    cluster = Cluster(
+        name="toy",
+        device="gpu",
+        backend="cuda",
+        nodes=1,
+        devices_per_node=8,
+        memory_gib_per_device=16,
+    )
     batch = GlobalBatch(minimum=32, maximum=32)
     problem = Problem(model=model, cluster=cluster, sequence_length=128, global_batch=batch)
     space = Space(
@@ -47,24 +58,34 @@ def test_the_codes_of_a_row_say_its_recipe(survey):
     for row, recipe in enumerate(candidates.recipes):
         assert candidates.row(recipe) == row
         assert candidates.open_row_at(candidates.codes[row].tolist()) == row
-        value = {d.name: d.values[code] for d, code in zip(candidates.dimensions, candidates.codes[row], strict=True)}
+        value = {
+            d.name: d.values[code]
+            for d, code in zip(candidates.dimensions, candidates.codes[row], strict=True)
+        }
         assert value["tensor_parallel"] == recipe.tensor_parallel
         assert value["micro_batch_seqs"] == recipe.micro_batch_seqs
 
 
 def test_every_point_means_the_recipe_that_the_space_says(survey):
     candidates = Candidates(survey, seed=0)
-    legal, rest = set(survey.recipes), {name: values[0] for name, values in survey.dimensions.items()}
+    legal, rest = (
+        set(survey.recipes),
+        {name: values[0] for name, values in survey.dimensions.items()},
+    )
     meant: list[Recipe | None] = []
     for codes in itertools.product(*(range(len(d.values)) for d in candidates.dimensions)):
-        point = {d.name: d.values[code] for d, code in zip(candidates.dimensions, codes, strict=True)}
+        point = {
+            d.name: d.values[code] for d, code in zip(candidates.dimensions, codes, strict=True)
+        }
         answer = recipe_at({**rest, **point}, survey.problem)
         row = candidates.open_row_at(codes)
         expected = answer if isinstance(answer, Recipe) and answer in legal else None
         assert (None if row is None else candidates.recipes[row]) == expected
         meant.append(expected)
     assert None in meant  # some points are illegal,
-    assert len([recipe for recipe in meant if recipe]) > len(legal)  # and some recipes have several points
+    assert len([recipe for recipe in meant if recipe]) > len(
+        legal
+    )  # and some recipes have several points
 
 
 def test_the_nearest_open_row_is_the_one_that_a_search_by_hand_finds(survey):
@@ -72,14 +93,18 @@ def test_the_nearest_open_row_is_the_one_that_a_search_by_hand_finds(survey):
 
     def distance(row: int, codes: tuple[int, ...]) -> float:
         parts = zip(candidates.dimensions, candidates.codes[row].tolist(), codes, strict=True)
-        return sum(abs(a - b) / (len(d.values) - 1) if d.is_ordered else float(a != b) for d, a, b in parts)
+        return sum(
+            abs(a - b) / (len(d.values) - 1) if d.is_ordered else float(a != b) for d, a, b in parts
+        )
 
     points = list(itertools.product(*(range(len(d.values)) for d in candidates.dimensions)))
     for place, codes in enumerate(points):
         row = candidates.nearest_open(codes)
         open_rows = candidates.open_rows().tolist()
         assert row in open_rows
-        assert distance(row, codes) == pytest.approx(min(distance(other, codes) for other in open_rows))
+        assert distance(row, codes) == pytest.approx(
+            min(distance(other, codes) for other in open_rows)
+        )
         if place % 3 == 0 and candidates.open_count > 1:
             candidates.take(row)
 

@@ -25,18 +25,31 @@ TABLE = tiny(
     evaluator="simulated",
     cluster={"nodes": 2, "devices_per_node": 4, "peak_tflops": {"fp32": 0.1}},
     problem={"global_batch": 16},
-    space={"micro_batch_seqs": [1, 2], "recompute": ["none", "full"], "sharding": ["none", "zero-1"]},
+    space={
+        "micro_batch_seqs": [1, 2],
+        "recompute": ["none", "full"],
+        "sharding": ["none", "zero-1"],
+    },
     budget={"probes": 3},
 )
 SPEC = spec_of(TABLE)
-RECIPE = Recipe(devices=8, tensor_parallel=2, micro_batch_seqs=2, accumulation=2, sharding=Sharding.named("zero-1", 4))
+RECIPE = Recipe(
+    devices=8,
+    tensor_parallel=2,
+    micro_batch_seqs=2,
+    accumulation=2,
+    sharding=Sharding.named("zero-1", 4),
+)
 SOURCE = Source(recipe=RECIPE, spec=SPEC)
 BUDGET = Budget()
 
 
 def differing(recipe: Recipe) -> set[str]:
     """The dimensions in which a recipe differs from `RECIPE`, but for those that follow."""
-    return {n for n, one in DIMENSIONS.items() if one.of(recipe) != one.of(RECIPE)} - {"accumulation", "schedule"}
+    return {n for n, one in DIMENSIONS.items() if one.of(recipe) != one.of(RECIPE)} - {
+        "accumulation",
+        "schedule",
+    }
 
 
 def test_a_sweep_holds_the_recipe_and_those_that_differ_in_one_dimension() -> None:
@@ -50,11 +63,18 @@ def test_a_sweep_holds_the_recipe_and_those_that_differ_in_one_dimension() -> No
 
 def test_values_can_be_named_that_the_space_lacks_and_the_recipe_keeps_its_own() -> None:
     outside = replace(RECIPE, recompute="selective")
-    spec = sweep_spec(Source(recipe=outside, spec=SPEC), ("tensor_parallel=1,4", "loss_chunks=1,3"), BUDGET)
+    spec = sweep_spec(
+        Source(recipe=outside, spec=SPEC), ("tensor_parallel=1,4", "loss_chunks=1,3"), BUDGET
+    )
     found = [(one.tensor_parallel, one.loss_chunks, one.recompute) for one in spec.survey().recipes]
     assert found[0] == (2, 1, "selective")
-    assert set(found[1:]) == {(1, 1, "selective"), (4, 1, "selective")}  # three pieces do not divide 32 tokens
-    refused = [row.found.illegal for row in preview(spec).variations if row.dimension == "loss_chunks"]
+    assert set(found[1:]) == {
+        (1, 1, "selective"),
+        (4, 1, "selective"),
+    }  # three pieces do not divide 32 tokens
+    refused = [
+        row.found.illegal for row in preview(spec).variations if row.dimension == "loss_chunks"
+    ]
     assert refused[0] is None
     assert refused[1] is not None
 
@@ -76,19 +96,26 @@ def test_what_does_not_divide_is_a_gap_with_its_reason() -> None:
     small = replace(RECIPE, accumulation=1, micro_batch_seqs=1)
     found = preview(scale_spec(Source(recipe=small, spec=SPEC), [1, 8], BUDGET))
     assert [row.found.illegal is None for row in found.strong] == [True, True, False]
-    assert found.strong[2].found.illegal == "micro-batch 1 x 16 replicas does not divide global batch 4"
+    assert (
+        found.strong[2].found.illegal
+        == "micro-batch 1 x 16 replicas does not divide global batch 4"
+    )
     assert [row.found.illegal for row in found.weak] == [None] * 3
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: sweep_spec(SOURCE, ("accumulation=1,2",), BUDGET), "accumulation follows from the fixed global batch"),
-        (lambda: sweep_spec(SOURCE, ("tensor_paralel",), BUDGET), "unknown dimension tensor_paralel"),
+        (lambda: sweep_spec(SOURCE, ("accumulation=1,2",), BUDGET),
+            "accumulation follows from the fixed global batch"),
+        (lambda: sweep_spec(SOURCE, ("tensor_paralel",), BUDGET),
+            "unknown dimension tensor_paralel"),
         (lambda: sweep_spec(SOURCE, ("loss_chunks",), BUDGET), "has one value of loss_chunks"),
         (lambda: sweep_spec(SOURCE, ("tensor_parallel=x",), BUDGET), 'space.tensor_parallel = "x"'),
-        (lambda: scale_spec(Source(recipe=replace(RECIPE, devices=2), spec=SPEC), [2], BUDGET), "expected whole nodes"),
-        (lambda: SearchSettings(strategy="sweep"), 'search.baseline is missing: expected a recipe file'),
+        (lambda: scale_spec(Source(recipe=replace(RECIPE, devices=2), spec=SPEC), [2], BUDGET),
+            "expected whole nodes"),
+        (lambda: SearchSettings(strategy="sweep"),
+            'search.baseline is missing: expected a recipe file'),
     ],
     ids=["follows", "unknown", "one value", "no number", "part of a node", "no baseline"],
 )  # fmt: skip
@@ -111,11 +138,18 @@ def test_a_sweep_goes_on_where_its_budget_ended_and_is_drawn_around_its_recipe(
 ) -> None:
     *_, slowest = frontrunner.best("tiny", store=store)  # so that some value of the sweep is faster
     frontrunner_command(
-        ["sweep", slowest.recipe_id, "--probes", "2", "--store", store, "--json"], standalone_mode=False
+        ["sweep", slowest.recipe_id, "--probes", "2", "--store", store, "--json"],
+        standalone_mode=False,
     )
     first = json.loads(capsys.readouterr().out)
-    assert (first["campaign"], first["reason"]) == ("tiny-sweep", "the budget is used up: 2 of 2 probes")
-    frontrunner_command(["resume", "tiny-sweep", "--probes", "99", "--store", store, "--json"], standalone_mode=False)
+    assert (first["campaign"], first["reason"]) == (
+        "tiny-sweep",
+        "the budget is used up: 2 of 2 probes",
+    )
+    frontrunner_command(
+        ["resume", "tiny-sweep", "--probes", "99", "--store", store, "--json"],
+        standalone_mode=False,
+    )
     around = json.loads(capsys.readouterr().out)["around"]
     rows = around["variations"]
     assert around["center"]["recipe_id"] == slowest.recipe_id
@@ -137,18 +171,27 @@ def test_a_sweep_goes_on_where_its_budget_ended_and_is_drawn_around_its_recipe(
 def test_each_recipe_is_measured_as_often_as_asked_also_after_a_resume(store: str) -> None:
     recipe = frontrunner.best("tiny", store=store)[0].recipe_id
     some = Budget(probes=2)
-    frontrunner.sweep(recipe, ["micro_batch_seqs"], repeats=3, budget=some, store=store, name="thrice")
+    frontrunner.sweep(
+        recipe, ["micro_batch_seqs"], repeats=3, budget=some, store=store, name="thrice"
+    )
     frontrunner.resume("thrice", store=store, budget={"probes": 99})
-    counts = {row.recipe_id: row.standing.repeats for row in frontrunner.best("thrice", top=None, store=store)}
+    counts = {
+        row.recipe_id: row.standing.repeats
+        for row in frontrunner.best("thrice", top=None, store=store)
+    }
     assert len(counts) > 1
     assert set(counts.values()) == {3}
     with pytest.raises(InvalidInput, match=r"search.repeats = 6: expected 1 to 5"):
         frontrunner.sweep(recipe, repeats=6, store=store)
 
 
-def test_scaling_is_a_campaign_with_a_figure(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scaling_is_a_campaign_with_a_figure(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = frontrunner.best("tiny", store=store)[0]
-    frontrunner_command(["scale", first.recipe_id, "--nodes", "1,2,4", "--store", store], standalone_mode=False)
+    frontrunner_command(
+        ["scale", first.recipe_id, "--nodes", "1,2,4", "--store", store], standalone_mode=False
+    )
     text = capsys.readouterr().out
     assert text.index("strong scaling") < text.index("weak scaling")
     with frontrunner.store.LocalStore(store).opened() as found:
@@ -169,7 +212,9 @@ def test_each_table_of_a_scaling_names_the_nodes_that_its_efficiency_is_relative
 ) -> None:
     three = replace(RECIPE, devices=12, accumulation=1, sharding=Sharding.named("zero-1", 6))
     print_measured_scaling(preview(scale_spec(Source(recipe=three, spec=SPEC), [2], BUDGET)))
-    strong, weak = capsys.readouterr().out.split("weak scaling")  # four replicas do not divide its batch of 12
+    strong, weak = capsys.readouterr().out.split(
+        "weak scaling"
+    )  # four replicas do not divide its batch of 12
     assert "relative to 3 nodes" in strong
     assert "relative to 2 nodes" in weak
 

@@ -1,4 +1,6 @@
-"""The evaluator that looks outcomes up: what is in a row, what is in none, and whose problem a table holds."""
+"""The evaluator that looks outcomes up: what is in a row, what is in none, and whose problem a
+table holds.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +58,14 @@ def test_a_campaign_finds_the_best_row_and_probes_no_recipe_without_one(tmp_path
     with open_store(store, create=False) as found:
         told = found.final_outcomes(found.campaign("looked-up").id)
     assert len(told) == len(ROWS)
-    best = max((one for one in told if isinstance(one[1], Measurement)), key=lambda one: one[1].tokens_per_s)
+    best = max(
+        (one for one in told if isinstance(one[1], Measurement)),
+        key=lambda one: one[1].tokens_per_s,
+    )
     assert best[0].describe() == "tp2 pp2 dp2 1f1b mb2 x16 zero-1 recompute=full"
-    assert [outcome.kind for _, outcome in told if isinstance(outcome, Failure)] == [FailureKind.OUT_OF_MEMORY]
+    assert [outcome.kind for _, outcome in told if isinstance(outcome, Failure)] == [
+        FailureKind.OUT_OF_MEMORY
+    ]
 
 
 def test_every_answer_says_that_a_table_says_so_and_none_offers_a_replay(
@@ -84,12 +91,16 @@ def test_what_is_in_no_row_is_illegal_and_says_so(tmp_path: Path) -> None:
     assert survey.refusals["not-in-table"] == len(whole.recipes) - len(ROWS) > 0
 
 
-def test_estimates_are_of_the_table_s_training_code_unless_the_campaign_names_one(tmp_path: Path) -> None:
+def test_estimates_are_of_the_table_s_training_code_unless_the_campaign_names_one(
+    tmp_path: Path,
+) -> None:
     spec = spec_of(tmp_path, *(one | {"training_code": "nanotron"} for one in ROWS))
     assert spec.survey().problem.software.code == "nanotron"
     stated = replace(spec, problem=replace(spec.problem, software=SoftwareSettings(norm="eager")))
     assert stated.survey().problem.software == SoftwareSettings(code="nanotron", norm="eager")
-    named = replace(spec, problem=replace(spec.problem, software=SoftwareSettings(code="megatron-lm")))
+    named = replace(
+        spec, problem=replace(spec.problem, software=SoftwareSettings(code="megatron-lm"))
+    )
     assert named.survey().problem.software.code == "megatron-lm"
 
 
@@ -99,7 +110,10 @@ def test_a_report_counts_as_legal_what_the_table_holds(tmp_path: Path) -> None:
     with open_store(store) as found:
         surveys: dict[str, Survey] = {}
         for _ in range(2):
-            assert reported(found, "looked-up", surveys).collected.survey.recipes == spec.survey().recipes
+            assert (
+                reported(found, "looked-up", surveys).collected.survey.recipes
+                == spec.survey().recipes
+            )
         ((first, kept),) = surveys.items()
         assert reported(found, "looked-up", surveys).collected.survey is kept
         assert first == found.campaign("looked-up").spec_json
@@ -113,7 +127,8 @@ def test_an_outcome_is_on_disk_and_harvested(tmp_path: Path) -> None:
     setup = spec.probe_setup()
     evaluator = make_evaluator("table", setup)
     orders = [
-        order(setup, recipe, f"{place}.1") for place, recipe in enumerate(spec.space.survey(spec.problem).recipes)
+        order(setup, recipe, f"{place}.1")
+        for place, recipe in enumerate(spec.space.survey(spec.problem).recipes)
     ]
     for one in orders:
         evaluator.start(one)
@@ -137,11 +152,15 @@ def test_of_several_problems_that_fit_one_is_to_be_named(tmp_path: Path) -> None
         spec_of(tmp_path, *rows).survey()
     with pytest.raises(InvalidInput, match=r"table\.problem = .nonsense"):
         spec_of(tmp_path, *rows, problem="nonsense").survey()
-    assert len(spec_of(tmp_path, *rows, problem="gpt-1.3B 1024 64 H100-80GB 8").survey().recipes) == 1
+    assert (
+        len(spec_of(tmp_path, *rows, problem="gpt-1.3B 1024 64 H100-80GB 8").survey().recipes) == 1
+    )
 
 
 def test_a_missing_table_is_refused_when_the_file_is_read(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"table\.path"):
         parse_campaign(CAMPAIGN, default_name="looked-up", base=tmp_path)
     with pytest.raises(InvalidInput, match=r"table\.path = .rows\.csv"):
-        parse_campaign(CAMPAIGN | {"table": {"path": "rows.csv"}}, default_name="looked-up", base=tmp_path)
+        parse_campaign(
+            CAMPAIGN | {"table": {"path": "rows.csv"}}, default_name="looked-up", base=tmp_path
+        )

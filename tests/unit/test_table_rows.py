@@ -1,4 +1,6 @@
-"""Rows of measured tables as problems, recipes and outcomes; what cannot become one is counted with its reason."""
+"""Rows of measured tables as problems, recipes and outcomes; what cannot become one is counted with
+its reason.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def read(folder: Path, *rows: dict[str, Any]) -> TableProblems:
 
 
 def test_a_row_is_its_recipe_and_its_measurement(tmp_path: Path) -> None:
-    rows = (row(), row(tp=1, pp=4, dp=2, mbs=4, gas=8, vpp=2, zero=0, recompute="none", peak_mem_gb=""))
+    rows = (
+        row(),
+        row(tp=1, pp=4, dp=2, mbs=4, gas=8, vpp=2, zero=0, recompute="none", peak_mem_gb=""),
+    )
     (problem,) = read(tmp_path, *rows).problems
     assert problem.name == "gpt-1.3B 1024 64 A100-80GB 8"
     assert [one.recipe.describe() for one in problem.rows] == [
@@ -47,10 +52,28 @@ def test_a_row_is_its_recipe_and_its_measurement(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [8192, 16384])
-def test_a_row_of_a_preset_s_shape_is_the_recipe_of_a_campaign_with_that_preset(tmp_path: Path, length: int) -> None:
-    shape = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn_hidden": 14336, "vocab": 128256}
+def test_a_row_of_a_preset_s_shape_is_the_recipe_of_a_campaign_with_that_preset(
+    tmp_path: Path, length: int
+) -> None:
+    shape = {
+        "layers": 32,
+        "hidden": 4096,
+        "heads": 32,
+        "kv_heads": 8,
+        "ffn_hidden": 14336,
+        "vocab": 128256,
+    }
     degrees = {"gpus": 32, "tp": 2, "dp": 16, "gas": 32, "gbs": 512}
-    changes = shape | degrees | {"model": "our Llama", "hardware": "H100", "seq": length, "precision": "bf16"}
+    changes = (
+        shape
+        | degrees
+        | {
+            "model": "our Llama",
+            "hardware": "H100",
+            "seq": length,
+            "precision": "bf16",
+        }
+    )
     (found,) = read(tmp_path, row(**changes)).problems
     table = {
         "model": {"preset": "llama-3-8b"},
@@ -65,15 +88,19 @@ def test_a_row_of_a_preset_s_shape_is_the_recipe_of_a_campaign_with_that_preset(
 
 
 MIXTURE: dict[str, Any] = {
-    "model": "mixtral", "n_params_b": 46.7, "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "vocab": 32000,
-    "ffn_hidden": 4096, "experts": 8, "top_k": 2, "expert_ffn_hidden": 14336, "tp": 1, "dp": 8, "gas": 8, "ep": 4,
+    "model": "mixtral", "n_params_b": 46.7, "layers": 32, "hidden": 4096, "heads": 32,
+    "kv_heads": 8, "vocab": 32000,
+    "ffn_hidden": 4096, "experts": 8, "top_k": 2, "expert_ffn_hidden": 14336, "tp": 1, "dp": 8,
+    "gas": 8, "ep": 4,
     "precision": "bf16", "attention": "GQA", "shared_experts": 0, "etp": 2, "dense_layers": 0,
 }  # fmt: skip
 
 
 DEEPSEEK: dict[str, Any] = {
-    "layers": 61, "hidden": 7168, "heads": 128, "kv_heads": 128, "vocab": 129280, "ffn_hidden": 18432, "experts": 256,
-    "top_k": 8, "expert_ffn_hidden": 2048, "shared_experts": "1 x 2048", "dense_layers": 3, "attention": "MLA",
+    "layers": 61, "hidden": 7168, "heads": 128, "kv_heads": 128, "vocab": 129280,
+    "ffn_hidden": 18432, "experts": 256,
+    "top_k": 8, "expert_ffn_hidden": 2048, "shared_experts": "1 x 2048", "dense_layers": 3,
+    "attention": "MLA",
 }  # fmt: skip
 
 
@@ -81,22 +108,33 @@ def test_a_mixture_s_experts_are_columns(tmp_path: Path) -> None:
     (problem,) = read(tmp_path, row(**MIXTURE)).problems
     (one,) = problem.rows
     model = problem.problem.model
-    assert (model.experts, model.experts_per_token, model.ffn_hidden, model.ffn_matrices) == (8, 2, 14336, 3)
+    assert (model.experts, model.experts_per_token, model.ffn_hidden, model.ffn_matrices) == (
+        8,
+        2,
+        14336,
+        3,
+    )
     assert model.active_parameters == pytest.approx(12.9e9, rel=0.01)
     assert (one.recipe.expert_parallel, one.recipe.expert_tensor_parallel) == (4, 2)
     (sample,) = (part for _, part in tables.read(tmp_path / "rows.csv").parts)
     own = Workload.of([one.recipe], problem.problem)
-    assert sample.work.layer_share == own.layer_share == (0.125 * 8 * 3 * 14336 + 2 * 5120 + 8) * 4096
+    assert (
+        sample.work.layer_share == own.layer_share == (0.125 * 8 * 3 * 14336 + 2 * 5120 + 8) * 4096
+    )
 
 
 def test_a_row_of_deepseek_is_of_its_preset(tmp_path: Path) -> None:
-    """Widths of latent attention that no row states; shared experts, leading layers and theirs are columns."""
+    """Widths of latent attention that no row states; shared experts, leading layers and theirs are
+    columns.
+    """
     (problem,) = read(tmp_path, row(**MIXTURE | DEEPSEEK | {"model": "v3"})).problems
     preset = read_plain(Model, model_preset("deepseek-v3") | {"kv_heads": 128}, "model")
     assert replace(problem.problem.model, name="deepseek-v3") == preset
     (sample,) = (part for _, part in tables.read(tmp_path / "rows.csv").parts)
     own = Workload.of([problem.rows[0].recipe], problem.problem)
-    assert all(np.array_equal(getattr(sample.work, f.name), getattr(own, f.name)) for f in fields(own))
+    assert all(
+        np.array_equal(getattr(sample.work, f.name), getattr(own, f.name)) for f in fields(own)
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,9 +148,21 @@ def test_a_row_of_deepseek_is_of_its_preset(tmp_path: Path) -> None:
 def test_a_layer_that_predicts_a_further_token_is_laid_out_as_nvidia_does(
     tmp_path: Path, stages: dict[str, int], held: list[int], of_ranks: list[float]
 ) -> None:
-    """As Megatron-Bridge's recipe of DeepSeek-V3: fewer layers on the last stage, whose head counts as two."""
-    changes = {"gpus": 256, "etp": 1, "gbs": 2048, "gas": 2048 // stages["dp"], "mtp_layers": 1, "model": "v3"}
-    ((only,),) = ((problem,) for problem in read(tmp_path, row(**MIXTURE | DEEPSEEK | changes | stages)).problems)
+    """As Megatron-Bridge's recipe of DeepSeek-V3: fewer layers on the last stage, whose head counts
+    as two.
+    """
+    changes = {
+        "gpus": 256,
+        "etp": 1,
+        "gbs": 2048,
+        "gas": 2048 // stages["dp"],
+        "mtp_layers": 1,
+        "model": "v3",
+    }
+    ((only,),) = (
+        (problem,)
+        for problem in read(tmp_path, row(**MIXTURE | DEEPSEEK | changes | stages)).problems
+    )
     (one,) = only.rows
     assert only.problem.model.mtp_layers == 1
     assert list(one.recipe.layers_per_stage) == held
@@ -120,13 +170,17 @@ def test_a_layer_that_predicts_a_further_token_is_laid_out_as_nvidia_does(
     own = Workload.of([one.recipe], only.problem)
     ranks = (own.layers_first, own.layers_middle, own.layers_last)
     assert [float(layers[0]) for layers in ranks] == of_ranks
-    assert all(np.array_equal(getattr(sample.work, f.name), getattr(own, f.name)) for f in fields(own))
+    assert all(
+        np.array_equal(getattr(sample.work, f.name), getattr(own, f.name)) for f in fields(own)
+    )
 
 
 @pytest.mark.parametrize(
     ("attention", "every"), [("alternate layers sliding window 128", 2), ("sliding window 128", 0)]
 )
-def test_a_window_that_a_row_states_is_the_model_s(tmp_path: Path, attention: str, every: int) -> None:
+def test_a_window_that_a_row_states_is_the_model_s(
+    tmp_path: Path, attention: str, every: int
+) -> None:
     (problem,) = read(tmp_path, row(attention=attention)).problems
     model = problem.problem.model
     assert (model.attention_window, model.full_attention_every) == (128, every)
@@ -139,7 +193,10 @@ def test_a_window_that_a_row_states_is_the_model_s(tmp_path: Path, attention: st
     ("changes", "reason"),
     [
         ({"top_k": ""}, "no number of experts that a token goes through"),
-        ({"shared_experts": "a gated one"}, "shared experts a gated one are neither a number nor `1 x width`"),
+        (
+            {"shared_experts": "a gated one"},
+            "shared experts a gated one are neither a number nor `1 x width`",
+        ),
         ({"dense_layers": 24}, "layers without experts are not the first ones"),
         ({"dense_layers": 1, "ffn_hidden": ""}, "no width of layers without experts"),
         ({"attention": "MLA + sparse"}, "attention MLA + sparse is not modeled"),
@@ -174,7 +231,9 @@ def test_a_mixture_of_which_no_model_here_is_made_is_left_out(
         ({"model": "b", "layers": "many", "n_params_b": ""}, "no layers and no n_params_b"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_counted(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+def test_a_row_that_cannot_be_used_is_counted(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
     found = read(tmp_path, row(), row(**changes), row(**changes))
     assert found.left_out == {reason: 2}
     assert sum(len(problem.rows) for problem in found.problems) == 1
@@ -198,7 +257,12 @@ def test_a_failure_keeps_its_kind(tmp_path: Path, status: str, kind: FailureKind
 
 
 def test_where_rows_repeat_the_fastest_counts_and_a_failure_only_alone(tmp_path: Path) -> None:
-    rows = (row(status="oom", step_time_s=""), row(step_time_s=1.6), row(step_time_s=1.4), row(step_time_s=1.5))
+    rows = (
+        row(status="oom", step_time_s=""),
+        row(step_time_s=1.6),
+        row(step_time_s=1.4),
+        row(step_time_s=1.5),
+    )
     (problem,) = read(tmp_path, *rows).problems
     (outcome,) = problem.outcomes().values()
     assert len(problem.rows) == 4
@@ -227,18 +291,24 @@ def test_a_row_without_a_shape_takes_its_problem_s(tmp_path: Path) -> None:
 def test_stated_parameters_say_what_a_width_of_four_hidden_sizes_is(
     tmp_path: Path, changes: dict[str, Any], matrices: int, tied: bool
 ) -> None:
-    """By hand: 24 x 2048^2 x 12 = 1.208e9 with two matrices, x 16 = 1.611e9 with three, and 0.105e9 a table."""
+    """By hand: 24 x 2048^2 x 12 = 1.208e9 with two matrices, x 16 = 1.611e9 with three, and 0.105e9
+    a table.
+    """
     (problem,) = read(tmp_path, row(**changes)).problems
     model = problem.problem.model
     assert (model.ffn_matrices, model.tied_embeddings) == (matrices, tied)
 
 
 def test_rows_of_another_kernel_are_another_problem(tmp_path: Path) -> None:
-    found = read(tmp_path, row(attention_kernel="flash"), row(attention_kernel="torch"), row(seq=2048))
+    found = read(
+        tmp_path, row(attention_kernel="flash"), row(attention_kernel="torch"), row(seq=2048)
+    )
     assert len({problem.name for problem in found.problems}) == 3
 
 
-@pytest.mark.parametrize("other", [{"layers": 48}, {"ffn_hidden": 4096}, {"memory_gib_per_device": 40}])
+@pytest.mark.parametrize(
+    "other", [{"layers": 48}, {"ffn_hidden": 4096}, {"memory_gib_per_device": 40}]
+)
 def test_rows_of_another_shape_or_machine_are_another_problem_whatever_their_names(
     tmp_path: Path, other: dict[str, float]
 ) -> None:
@@ -262,7 +332,11 @@ def test_rows_of_another_shape_or_machine_are_another_problem_whatever_their_nam
 def test_the_kernel_that_a_row_names_is_a_trait_of_its_code(
     tmp_path: Path, kernel: str, attention: str, traits: tuple[str, int, str]
 ) -> None:
-    named = {"source": "Aleph-Alpha/efficient-parallelization-layouts", "model": "llama-1B", "ffn_hidden": 5504}
+    named = {
+        "source": "Aleph-Alpha/efficient-parallelization-layouts",
+        "model": "llama-1B",
+        "ffn_hidden": 5504,
+    }
     (problem,) = read(tmp_path, row(attention_kernel=kernel, **named)).problems
     code = coded(problem.problem.software)
     assert problem.problem.model.attention == attention
@@ -270,7 +344,10 @@ def test_the_kernel_that_a_row_names_is_a_trait_of_its_code(
 
 
 def test_torchtitan_keeps_parameters_whole_in_pipelines(tmp_path: Path) -> None:
-    rows = (row(source="pytorch/torchtitan", zero=3, tp=1, pp=ranks, dp=8 // ranks, gas=8 * ranks) for ranks in (1, 2))
+    rows = (
+        row(source="pytorch/torchtitan", zero=3, tp=1, pp=ranks, dp=8 // ranks, gas=8 * ranks)
+        for ranks in (1, 2)
+    )
     (problem,) = read(tmp_path, *rows).problems
     assert [one.recipe.sharding_name for one in problem.rows] == ["zero-3", "zero-1"]
 
@@ -285,12 +362,19 @@ def test_torchtitan_keeps_parameters_whole_in_pipelines(tmp_path: Path) -> None:
         ({}, False),
     ],
 )
-def test_a_row_that_names_deepspeed_is_of_its_pipeline(tmp_path: Path, named: dict[str, str], in_turn: bool) -> None:
+def test_a_row_that_names_deepspeed_is_of_its_pipeline(
+    tmp_path: Path, named: dict[str, str], in_turn: bool
+) -> None:
     """Its kernels are those of Megatron's code, in fp16 for a GPT."""
     (problem,) = read(tmp_path, row(**named)).problems
     code = coded(problem.problem.software)
     assert code.sends_in_turn == in_turn
-    assert (code.gate, code.rotary, code.wide_gradients, code.dropout) == ("fused", "fused", False, True)
+    assert (code.gate, code.rotary, code.wide_gradients, code.dropout) == (
+        "fused",
+        "fused",
+        False,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -300,12 +384,21 @@ def test_a_row_that_names_deepspeed_is_of_its_pipeline(tmp_path: Path, named: di
         ({"precision": "bf16"}, "megatron-lm"),
         ({"source": "mosaicml/llm-foundry"}, "llm-foundry"),
         ({"source": "mosaicml/llm-foundry", "training_code": "TorchTitan"}, "torchtitan"),
-        ({"source": "pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md"}, "torchtitan-2024"),
+        (
+            {"source": "pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md"},
+            "torchtitan-2024",
+        ),
         ({"training_code": "megatron-lm", "note": "framework=ds-zero1"}, "megatron-lm"),
         ({"training_code": "our own"}, "unknown"),
         ({"framework": "Megatron-Bridge (main)"}, "nemo"),
-        ({"framework": "Megatron-Bridge (main)", "note": "card item pretrain_performance"}, "nemo-benchmark"),
-        ({"framework": "NeMo AutoModel (PyTorch FSDP2)", "source": "mosaicml/llm-foundry"}, "nemo-automodel"),
+        (
+            {"framework": "Megatron-Bridge (main)", "note": "card item pretrain_performance"},
+            "nemo-benchmark",
+        ),
+        (
+            {"framework": "NeMo AutoModel (PyTorch FSDP2)", "source": "mosaicml/llm-foundry"},
+            "nemo-automodel",
+        ),
         ({"framework": "Megatron-LM", "training_code": "torchtitan"}, "torchtitan"),
         ({"note": "4 nodes; framework=OneFlow; recompute inferred"}, "unknown"),
         ({"note": "framework=Megatron-LM; 4 nodes"}, "megatron-lm-fp16"),
@@ -319,9 +412,22 @@ def test_a_row_s_own_code_comes_before_what_its_source_and_model_suggest(
     assert len({problem.name for problem in found}) == 2
 
 
-def test_how_a_row_s_tokens_reach_their_experts_is_read_and_makes_problems_of_their_own(tmp_path: Path) -> None:
-    shape = {"experts": 8, "top_k": 2, "ffn_hidden": 4096, "vocab": 32000, "model": "m", "framework": "Megatron-LM"}
-    stated = {"dispatcher": "hybridep", "ep_overlap": 1, "cuda_graph": "transformer_engine: attn moe_router"}
+def test_how_a_row_s_tokens_reach_their_experts_is_read_and_makes_problems_of_their_own(
+    tmp_path: Path,
+) -> None:
+    shape = {
+        "experts": 8,
+        "top_k": 2,
+        "ffn_hidden": 4096,
+        "vocab": 32000,
+        "model": "m",
+        "framework": "Megatron-LM",
+    }
+    stated = {
+        "dispatcher": "hybridep",
+        "ep_overlap": 1,
+        "cuda_graph": "transformer_engine: attn moe_router",
+    }
     whole = stated | {"cuda_graph": "full_iteration"}
     problems = read(tmp_path, row(**shape), row(**shape, **stated), row(**shape, **whole)).problems
     codes = [coded(one.problem.software) for one in problems]
@@ -335,7 +441,12 @@ def test_how_a_row_s_tokens_reach_their_experts_is_read_and_makes_problems_of_th
 
 def test_bridge_s_recipes_split_sequences_wherever_they_split_tensors(tmp_path: Path) -> None:
     bridge = {"source": "NVIDIA-NeMo/Megatron-Bridge docs", "seq_parallel": ""}
-    rows = (row(**bridge), row(**bridge | {"seq_parallel": 0}), row(seq_parallel=""), row(**bridge, tp=1, dp=8, gas=8))
+    rows = (
+        row(**bridge),
+        row(**bridge | {"seq_parallel": 0}),
+        row(seq_parallel=""),
+        row(**bridge, tp=1, dp=8, gas=8),
+    )
     found = [one.recipe for problem in read(tmp_path, *rows).problems for one in problem.rows]
     assert sorted((r.tensor_parallel, r.sequence_parallel) for r in found) == [
         (1, False), (2, False), (2, False), (2, True),
@@ -343,8 +454,14 @@ def test_bridge_s_recipes_split_sequences_wherever_they_split_tensors(tmp_path: 
 
 
 def test_a_peak_may_stand_in_either_column(tmp_path: Path) -> None:
-    (problem,) = read(tmp_path, row(peak_mem_gb="", memory_gib=20), row(mbs=2, gas=8, memory_gib=30)).problems
-    peaks = [one.outcome.peak_memory_bytes_max_rank for one in problem.rows if isinstance(one.outcome, Measurement)]
+    (problem,) = read(
+        tmp_path, row(peak_mem_gb="", memory_gib=20), row(mbs=2, gas=8, memory_gib=30)
+    ).problems
+    peaks = [
+        one.outcome.peak_memory_bytes_max_rank
+        for one in problem.rows
+        if isinstance(one.outcome, Measurement)
+    ]
     assert peaks == [20 * 2**30, 20 * 2**30]
 
 
@@ -352,12 +469,23 @@ def test_a_peak_of_a_pipeline_s_logging_rank_is_not_the_fullest_s(tmp_path: Path
     note = {"note": "largest max-allocated of the logging rank over the run", "peak_mem_gb": 20}
     rows = (row(**note, pp=2, tp=1, vpp=1), row(**note))
     outcomes = [one.outcome for problem in read(tmp_path, *rows).problems for one in problem.rows]
-    peaks = [outcome.peak_memory_bytes_max_rank for outcome in outcomes if isinstance(outcome, Measurement)]
+    peaks = [
+        outcome.peak_memory_bytes_max_rank
+        for outcome in outcomes
+        if isinstance(outcome, Measurement)
+    ]
     assert set(peaks) == {None, 20 * 2**30}
 
 
 def test_heads_are_as_wide_as_those_of_a_preset_of_the_same_shape(tmp_path: Path) -> None:
-    of_preset = {"hidden": 2048, "heads": 32, "kv_heads": 4, "expert_ffn_hidden": 768, "experts": 128, "top_k": 8}
+    of_preset = {
+        "hidden": 2048,
+        "heads": 32,
+        "kv_heads": 4,
+        "expert_ffn_hidden": 768,
+        "experts": 128,
+        "top_k": 8,
+    }
     of_preset |= {"vocab": 151936, "ffn_hidden": 6144, "model": "m"}
     rows = (row(**of_preset), row(**of_preset | {"expert_ffn_hidden": 512}))
     ((_, sample),) = tables.read(write_table(tmp_path / "rows.csv", *rows)).parts
@@ -366,7 +494,14 @@ def test_heads_are_as_wide_as_those_of_a_preset_of_the_same_shape(tmp_path: Path
 
 
 def test_a_row_has_the_kernels_of_a_preset_of_the_same_shape(tmp_path: Path) -> None:
-    gpt_oss = {"hidden": 2880, "heads": 64, "kv_heads": 8, "expert_ffn_hidden": 2880, "experts": 32, "top_k": 4}
+    gpt_oss = {
+        "hidden": 2880,
+        "heads": 64,
+        "kv_heads": 8,
+        "expert_ffn_hidden": 2880,
+        "experts": 32,
+        "top_k": 4,
+    }
     gpt_oss |= {"vocab": 201088, "ffn_hidden": 2880, "model": "gpt-oss-20b"}
     rows = (row(**gpt_oss), row(**gpt_oss | {"kv_heads": 4}))
     ((_, sample),) = tables.read(write_table(tmp_path / "rows.csv", *rows)).parts
@@ -383,7 +518,9 @@ def test_a_row_has_the_kernels_of_a_preset_of_the_same_shape(tmp_path: Path) -> 
         ("", "Megatron-LM", "learned"),
     ],
 )
-def test_how_a_row_s_tokens_are_routed(tmp_path: Path, routing: str, framework: str, deals: str) -> None:
+def test_how_a_row_s_tokens_are_routed(
+    tmp_path: Path, routing: str, framework: str, deals: str
+) -> None:
     (problem,) = read(tmp_path, row(**MIXTURE, routing=routing, framework=framework)).problems
     assert problem.problem.model.routing == deals
     ((_, sample),) = tables.read(tmp_path / "rows.csv").parts
@@ -392,7 +529,9 @@ def test_how_a_row_s_tokens_are_routed(tmp_path: Path, routing: str, framework: 
 
 def times(label: int, **by_size: float) -> list[dict[str, Any]]:
     sizes = ((int(name[1:]), seconds) for name, seconds in by_size.items())
-    return [row(seq_parallel=label, mbs=b, gas=16 // b, step_time_s=seconds) for b, seconds in sizes]
+    return [
+        row(seq_parallel=label, mbs=b, gas=16 // b, step_time_s=seconds) for b, seconds in sizes
+    ]
 
 
 @pytest.mark.parametrize(
@@ -400,8 +539,16 @@ def times(label: int, **by_size: float) -> list[dict[str, Any]]:
     [
         ({"b1": 2.20, "b2": 2.02, "b4": 1.66}, {"b1": 1.98, "b2": 1.80}, 1),
         ({"b1": 2.20, "b2": 2.02, "b4": 1.93}, {"b1": 1.98, "b2": 1.80}, 0),
-        ({"b1": 2.20, "b2": 2.02, "b4": 1.66}, {"b1": 1.98, "b2": 1.80, "b4": 1.65}, 0),  # it has a twin
-        ({"b1": 2.20, "b2": 2.02, "b4": 1.66}, {"b1": 1.40, "b2": 1.20}, 0),  # it is no nearer to the others
+        (
+            {"b1": 2.20, "b2": 2.02, "b4": 1.66},
+            {"b1": 1.98, "b2": 1.80, "b4": 1.65},
+            0,
+        ),  # it has a twin
+        (
+            {"b1": 2.20, "b2": 2.02, "b4": 1.66},
+            {"b1": 1.40, "b2": 1.20},
+            0,
+        ),  # it is no nearer to the others
     ],
 )
 def test_a_row_that_gains_more_than_a_larger_micro_batch_can_is_mislabeled(
@@ -412,8 +559,18 @@ def test_a_row_that_gains_more_than_a_larger_micro_batch_can_is_mislabeled(
     assert found.left_out == ({reason: left_out} if left_out else {})
 
 
-def test_a_table_without_shapes_degrees_or_known_hardware_is_a_problem_all_the_same(tmp_path: Path) -> None:
-    few = {"model": "mystery", "n_params_b": 7, "seq": 2048, "hardware": "Z9", "gpus": 16, "mbs": 1, "gbs": 64}
+def test_a_table_without_shapes_degrees_or_known_hardware_is_a_problem_all_the_same(
+    tmp_path: Path,
+) -> None:
+    few = {
+        "model": "mystery",
+        "n_params_b": 7,
+        "seq": 2048,
+        "hardware": "Z9",
+        "gpus": 16,
+        "mbs": 1,
+        "gbs": 64,
+    }
     found = read(tmp_path, *(few | {"dp": 16, "step_time_s": 3, "zero": zero} for zero in (1, 3)))
     (problem,) = found.problems
     model = problem.problem.model

@@ -96,12 +96,16 @@ def test_store_url_is_flag_then_environment_then_file(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("url", ["{}/s.db", "sqlite:///{}/s.db"])
-def test_run_root_is_next_to_an_sqlite_store(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_root_is_next_to_an_sqlite_store(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("FRONTRUNNER_RUNS", raising=False)
     assert run_root(url.format(tmp_path)) == tmp_path.resolve() / "frontrunner-runs"
 
 
-def test_run_root_of_another_database_is_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_root_of_another_database_is_in_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("FRONTRUNNER_RUNS", raising=False)
     monkeypatch.chdir(tmp_path)
     assert run_root("postgresql://host/db") == Path.cwd() / "frontrunner-runs"

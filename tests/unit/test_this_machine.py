@@ -1,4 +1,6 @@
-"""Detection: what is found makes a valid cluster, and odd processors are described without a guess."""
+"""Detection: what is found makes a valid cluster, and odd processors are described without a
+guess.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ import pytest
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.probe import this_machine
 from frontrunner.evaluators.probe.preflight import prepare_recipe
-from frontrunner.evaluators.probe.this_machine import Torch, cpu_fields, detect, peak_tflops, share_processors
+from frontrunner.evaluators.probe.this_machine import (
+    Torch,
+    cpu_fields,
+    detect,
+    peak_tflops,
+    share_processors,
+)
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
@@ -50,7 +58,9 @@ def test_what_is_detected_makes_a_cluster() -> None:
     assert cluster.device
 
 
-def test_processors_are_a_choice_where_there_are_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processors_are_a_choice_where_there_are_accelerators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one = {"name": "NVIDIA A100-SXM4-80GB", "memory_bytes": 80 * 2**30}
     monkeypatch.setattr(this_machine, "ACCELERATOR_NODES", ("/",))
     monkeypatch.setattr(this_machine, "torch_facts", lambda: Torch(cuda="12.8", devices=[one]))
@@ -61,10 +71,14 @@ def test_processors_are_a_choice_where_there_are_accelerators(monkeypatch: pytes
         assert (cluster.backend, cluster.devices) == ("cpu", 4)
         assert prepare_recipe("1a2b", recipe, cluster, None, doing="replay", anyway=False) == ()
     with pytest.raises(InvalidInput, match="backend rocm there, cuda here"):
-        prepare_recipe("1a2b", recipe, replace(cluster, backend="rocm"), None, doing="replay", anyway=False)
+        prepare_recipe(
+            "1a2b", recipe, replace(cluster, backend="rocm"), None, doing="replay", anyway=False
+        )
 
 
-@pytest.mark.parametrize(("devices", "gib", "tflops"), [(8, 4.0, 0.1), (4, 8.0, 0.2), (16, 2.0, 0.05), (1, 32.0, 0.8)])
+@pytest.mark.parametrize(
+    ("devices", "gib", "tflops"), [(8, 4.0, 0.1), (4, 8.0, 0.2), (16, 2.0, 0.05), (1, 32.0, 0.8)]
+)
 def test_processors_are_shared_out_evenly(devices: int, gib: float, tflops: float) -> None:
     shared = share_processors(TABLE, devices)
     assert (shared["devices_per_node"], shared["memory_gib_per_device"]) == (devices, gib)
@@ -75,7 +89,9 @@ def test_processors_are_shared_out_evenly(devices: int, gib: float, tflops: floa
 
 @pytest.mark.parametrize("devices", [5000, 2**62])
 def test_more_processes_than_the_memory_holds_are_refused(devices: int) -> None:
-    with pytest.raises(InvalidInput, match=rf"^cluster\.devices_per_node = {devices}: expected at most 3200"):
+    with pytest.raises(
+        InvalidInput, match=rf"^cluster\.devices_per_node = {devices}: expected at most 3200"
+    ):
         share_processors(TABLE, devices)
 
 
@@ -93,8 +109,12 @@ def test_a_broken_cpuinfo_tells_nothing(text: str) -> None:
     ("flags", "operations_a_cycle"),
     [("avx2 fma avx512f", 64), ("avx2 fma", 32), ("avx2", 16), ("avx", 16), ("sse2", 16), ("", 16)],
 )
-def test_the_peak_is_cores_times_clock_times_operations_a_cycle(flags: str, operations_a_cycle: int) -> None:
-    assert peak_tflops(4, 2500.0, {"flags": flags}) == pytest.approx(4 * 2.5e9 * operations_a_cycle / 1e12)
+def test_the_peak_is_cores_times_clock_times_operations_a_cycle(
+    flags: str, operations_a_cycle: int
+) -> None:
+    assert peak_tflops(4, 2500.0, {"flags": flags}) == pytest.approx(
+        4 * 2.5e9 * operations_a_cycle / 1e12
+    )
 
 
 def test_no_peak_is_guessed_without_a_clock_or_for_other_architectures() -> None:

@@ -24,7 +24,9 @@ def rank(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_context_ranks_are_next_to_tensor_ranks_and_share_a_replicas_sequences(
     rank: int, sharding: tuple[int, int, int]
 ) -> None:
-    """Ranks 0-3 are the first replica, of which ranks 0 and 1 hold the first half of the positions."""
+    """Ranks 0-3 are the first replica, of which ranks 0 and 1 hold the first half of the
+    positions.
+    """
     recipe = small_recipe(tensor_parallel=2, context_parallel=2, data_parallel=2, sharding=sharding)
 
     layout = make_layout(recipe, device_type="cpu")

@@ -1,4 +1,6 @@
-"""The DeepSpeed engine where deepspeed itself is not needed: its checks, its configuration, its absence."""
+"""The DeepSpeed engine where deepspeed itself is not needed: its checks, its configuration, its
+absence.
+"""
 
 import importlib.util
 import subprocess
@@ -16,13 +18,17 @@ from frontrunner.evaluators.trainer.job import Disk, Job, check_job
 from frontrunner.spaces.errors import InvalidInput, installing
 from support.trainer_runs import small_job, small_model, small_recipe
 
-needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is an extra")
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="deepspeed is an extra"
+)
 PIPELINE = {"pipeline_parallel": 2, "schedule": "1f1b"}
 
 
 def job(precision: str = "fp32", model: dict[str, Any] | None = None, **recipe: Any) -> Job:
     chosen = small_recipe(**({"engine": "deepspeed"} | recipe))
-    return small_job(Path("unused"), recipe=chosen, precision=precision, model=small_model(**(model or {})))
+    return small_job(
+        Path("unused"), recipe=chosen, precision=precision, model=small_model(**(model or {}))
+    )
 
 
 @needs_deepspeed
@@ -46,7 +52,9 @@ def test_the_zero_stage_of_a_job(recipe: dict[str, Any], stage: int) -> None:
 
 def test_zero_3_shards_every_matrix_of_a_small_model() -> None:
     """DeepSpeed's defaults would keep a model of this size whole."""
-    settings = configuration(job(data_parallel=2, sharding=(2, 2, 2)), parameters=200_000)["zero_optimization"]
+    settings = configuration(job(data_parallel=2, sharding=(2, 2, 2)), parameters=200_000)[
+        "zero_optimization"
+    ]
 
     smallest_matrix = small_model().hidden * small_model().hidden
     assert settings["stage3_param_persistence_threshold"] < smallest_matrix
@@ -69,7 +77,9 @@ def _on_disk(folder: Path, *, needed_bytes: int = 1, **recipe: Any) -> Job:
     return replace(job(**chosen), disk=Disk(folder=str(folder), needed_bytes=needed_bytes))
 
 
-def test_the_disk_holds_all_parameters_and_a_layer_of_the_optimizer_is_in_memory(tmp_path: Path) -> None:
+def test_the_disk_holds_all_parameters_and_a_layer_of_the_optimizer_is_in_memory(
+    tmp_path: Path,
+) -> None:
     """DeepSpeed's defaults would keep 1e9 elements of either in memory."""
     large = {"hidden": 4096, "ffn_hidden": 16384, "heads": 32, "kv_heads": 32}
     tried = replace(_on_disk(tmp_path), model=small_model(**large))
@@ -77,7 +87,9 @@ def test_the_disk_holds_all_parameters_and_a_layer_of_the_optimizer_is_in_memory
 
     assert settings["sub_group_size"] == (4 * 4096 * 4096 + 3 * 4096 * 16384) // 2
     assert settings["offload_param"]["max_in_cpu"] == 0
-    assert settings["offload_param"]["buffer_size"] == 4096 * 16384 // 2  # the largest parameter's half
+    assert (
+        settings["offload_param"]["buffer_size"] == 4096 * 16384 // 2
+    )  # the largest parameter's half
     for part in ("offload_optimizer", "offload_param"):
         assert (settings[part]["device"], settings[part]["nvme_path"]) == ("nvme", str(tmp_path))
 
@@ -87,12 +99,16 @@ def test_a_disk_without_the_operator_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(ValueError, match=r"not built here; it is compiled when .* takes libaio-dev and g"):
+    with pytest.raises(
+        ValueError, match=r"not built here; it is compiled when .* takes libaio-dev and g"
+    ):
         check_job(_on_disk(tmp_path / "disk"), world_size=2)
 
 
 @needs_deepspeed
-def test_a_disk_needs_room_and_memory_to_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_needs_room_and_memory_to_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name in deepspeed_disk.OPERATORS:
         built = deepspeed_disk.built_folder("cpu") / name / f"{name}.so"
@@ -100,10 +116,14 @@ def test_a_disk_needs_room_and_memory_to_lock(tmp_path: Path, monkeypatch: pytes
         built.touch()
     monkeypatch.setattr(deepspeed_disk, "_lockable_bytes", lambda: 2**20)
 
-    with pytest.raises(ValueError, match=rf"needs 1073741824\.00 GiB on {tmp_path}, which has .* GiB free"):
+    with pytest.raises(
+        ValueError, match=rf"needs 1073741824\.00 GiB on {tmp_path}, which has .* GiB free"
+    ):
         check_job(_on_disk(tmp_path / "disk", needed_bytes=2**60), world_size=2)
     # 4 buffers of a group of 2**20 elements, and two of a group of whole parameters, in fp32.
-    with pytest.raises(ValueError, match=r"locks 0\.02 GiB of memory a rank, and the limit is 0\.00 GiB: raise"):
+    with pytest.raises(
+        ValueError, match=r"locks 0\.02 GiB of memory a rank, and the limit is 0\.00 GiB: raise"
+    ):
         check_job(_on_disk(tmp_path / "disk"), world_size=2)
 
 
@@ -121,5 +141,7 @@ def test_an_engine_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPa
     preflight._refuse_missing(("torch",), ("none",))
     with pytest.raises(InvalidInput) as caught:
         preflight._refuse_missing(("torch", "deepspeed"), ("none",))
-    assert caught.value.message == 'space.engine = "deepspeed": expected an engine that is installed'
+    assert (
+        caught.value.message == 'space.engine = "deepspeed": expected an engine that is installed'
+    )
     assert caught.value.hint == f"run: {installing('deepspeed')}"

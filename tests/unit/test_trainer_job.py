@@ -38,7 +38,9 @@ def test_a_job_survives_its_file() -> None:
         ((), {"mode": "train"}, r"job\.train must not be null"),
     ],
 )
-def test_a_wrong_value_is_named(section: tuple[str, ...], change: dict[str, Any], message: str) -> None:
+def test_a_wrong_value_is_named(
+    section: tuple[str, ...], change: dict[str, Any], message: str
+) -> None:
     document = _document()
     place = document
     for key in section:
@@ -87,15 +89,24 @@ def test_a_whole_number_is_a_float() -> None:
         (4, (2, 4, 4), "levels"),
     ],
 )
-def test_sharding_degrees_have_names(replicas: int, degrees: tuple[int, int, int], kind: str) -> None:
-    assert sharding_kind(small_recipe(data_parallel=replicas, sharding=degrees, micro_batch_seqs=1)) == kind
+def test_sharding_degrees_have_names(
+    replicas: int, degrees: tuple[int, int, int], kind: str
+) -> None:
+    assert (
+        sharding_kind(small_recipe(data_parallel=replicas, sharding=degrees, micro_batch_seqs=1))
+        == kind
+    )
 
 
 @pytest.mark.parametrize(
     ("recipe", "model", "message"),
     [
         ({"tensor_parallel": 3}, {}, "does not divide heads 4"),
-        ({"pipeline_parallel": 2, "schedule": "gpipe"}, {"tied_embeddings": True}, "tied embeddings"),
+        (
+            {"pipeline_parallel": 2, "schedule": "gpipe"},
+            {"tied_embeddings": True},
+            "tied embeddings",
+        ),
         ({"context_parallel": 3}, {}, "context_parallel 3 does not divide sequence_length 32"),
         (
             {"data_parallel": 2, "sharding": (2, 2, 2), "micro_batch_seqs": 1}
@@ -103,10 +114,16 @@ def test_sharding_degrees_have_names(replicas: int, degrees: tuple[int, int, int
             {},
             "wrong gradients: zbv splits the backward pass",
         ),
-        ({"data_parallel": 4, "sharding": (2, 2, 2), "engine": "deepspeed"}, {}, "DeepSpeed has removed MiCS"),
+        (
+            {"data_parallel": 4, "sharding": (2, 2, 2), "engine": "deepspeed"},
+            {},
+            "DeepSpeed has removed MiCS",
+        ),
     ],
 )
-def test_check_job_refuses_what_legality_refuses(recipe: dict[str, Any], model: dict[str, Any], message: str) -> None:
+def test_check_job_refuses_what_legality_refuses(
+    recipe: dict[str, Any], model: dict[str, Any], message: str
+) -> None:
     job = small_job(Path("/run"), recipe=small_recipe(**recipe), model=small_model(**model))
 
     with pytest.raises(ValueError, match=message):
@@ -119,20 +136,28 @@ def test_what_a_problem_had_to_accept_is_not_asked_again(fp8: str) -> None:
     check_job(job, world_size=job.recipe.devices)
 
 
-def test_blocks_of_8_bits_need_a_device_that_multiplies_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_8_bits_need_a_device_that_multiplies_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import torch
 
-    job = replace(small_job(Path("/run"), recipe=small_recipe(fp8="mxfp8")), precision="bf16", device="cuda")
+    job = replace(
+        small_job(Path("/run"), recipe=small_recipe(fp8="mxfp8")), precision="bf16", device="cuda"
+    )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    with pytest.raises(ValueError, match=r"compute capability 10 \(Blackwell\): NVIDIA H100 has 9.0"):
+    with pytest.raises(
+        ValueError, match=r"compute capability 10 \(Blackwell\): NVIDIA H100 has 9.0"
+    ):
         check_job(job, world_size=1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 3))
     check_job(job, world_size=1)
 
 
 def test_reductions_over_two_hops_need_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = small_recipe(data_parallel=4, sharding=(4, 4, 4), engine="deepspeed", quantized_gradients=True)
+    recipe = small_recipe(
+        data_parallel=4, sharding=(4, 4, 4), engine="deepspeed", quantized_gradients=True
+    )
     job = replace(small_job(Path("/run"), recipe=recipe), device="cuda")
     with pytest.raises(ValueError, match="several whole nodes of 4 devices"):
         check_job(job, world_size=4)

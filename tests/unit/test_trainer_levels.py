@@ -1,6 +1,8 @@
-"""What a rank holds under sharding by levels: a p-th of parameters, a g-th of gradients, an o-th of masters.
+"""What a rank holds under sharding by levels: a p-th of parameters, a g-th of gradients, an o-th of
+masters.
 
-One process stands for one of eight ranks. Its collectives move nothing, but its tensors have the sizes of a real run.
+One process stands for one of eight ranks. Its collectives move nothing, but its tensors have the
+sizes of a real run.
 """
 
 import gc
@@ -31,7 +33,9 @@ def _one_of_eight_ranks() -> Iterator[None]:
 
 
 def _stored_bytes() -> int:
-    """The storage behind all tensors that are alive, without the fake ones that other tests' dry runs may have left."""
+    """The storage behind all tensors that are alive, without the fake ones that other tests' dry
+    runs may have left.
+    """
     gc.collect()
     alive = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
     plain = [thing.to_local() if isinstance(thing, DTensor) else thing for thing in alive]
@@ -43,7 +47,9 @@ def _stored_bytes() -> int:
 def _built(degrees: tuple[int, int, int]) -> tuple[Gpt, LeveledReplicas]:
     recipe = small_recipe(data_parallel=RANKS, sharding=degrees, micro_batch_seqs=1, accumulation=2)
     with torch.device("meta"):
-        model = Gpt(small_model(), sequence_length=SEQUENCE_LENGTH, layers=range(small_model().layers))
+        model = Gpt(
+            small_model(), sequence_length=SEQUENCE_LENGTH, layers=range(small_model().layers)
+        )
     replicas = spread(model, make_layout(recipe, device_type="cpu"), "bf16", torch.device("cpu"))
     assert isinstance(replicas, LeveledReplicas)
     return model, replicas
@@ -69,19 +75,27 @@ def test_a_rank_holds_a_part_of_parameters_and_masters(degrees: tuple[int, int, 
     assert _stored_bytes() - before == pytest.approx(share * _elements(replicas), rel=0.01)
 
 
-@pytest.mark.parametrize(("degrees", "sizes"), [((1, 2, 8), (2, 4)), ((2, 8, 8), (2, 4)), ((2, 4, 8), (2, 2, 2))])
-def test_masters_have_no_dimension_of_one_rank(degrees: tuple[int, int, int], sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("degrees", "sizes"), [((1, 2, 8), (2, 4)), ((2, 8, 8), (2, 4)), ((2, 4, 8), (2, 2, 2))]
+)
+def test_masters_have_no_dimension_of_one_rank(
+    degrees: tuple[int, int, int], sizes: tuple[int, ...]
+) -> None:
     """Each dimension multiplies by about eight what DTensor weighs up at the first step."""
     _, replicas = _built(degrees)
 
-    assert {master.device_mesh.shape for _, master in replicas.named_parameters() if isinstance(master, DTensor)} == {
-        sizes
-    }
+    assert {
+        master.device_mesh.shape
+        for _, master in replicas.named_parameters()
+        if isinstance(master, DTensor)
+    } == {sizes}
 
 
 @pytest.mark.system
 def test_a_rank_holds_a_part_of_the_gradients_between_micro_batches() -> None:
-    """FSDP2 holds buffers of its own beside them, the same for all g: the differences are the gradients."""
+    """FSDP2 holds buffers of its own beside them, the same for all g: the differences are the
+    gradients.
+    """
     grown = {}
     for g in (2, 4, 8):
         model, replicas = _built((2, g, 8))
@@ -104,5 +118,7 @@ def test_masters_have_gradients_after_the_last_micro_batch_only() -> None:
     replicas.before_backward(last=True)
     torch.autograd.backward(model(torch.zeros(1, SEQUENCE_LENGTH, dtype=torch.int64)).float().sum())
 
-    assert [master.grad.shape for master in masters if master.grad is not None] == [master.shape for master in masters]
+    assert [master.grad.shape for master in masters if master.grad is not None] == [
+        master.shape for master in masters
+    ]
     assert all(parameter.grad is None for parameter in model.parameters())

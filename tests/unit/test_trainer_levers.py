@@ -57,7 +57,11 @@ def test_adamw_on_a_host_takes_one_pass_and_gives_torchs_plain_update() -> None:
     optimizer = build_optimizer(ADAMW, [ours])
     assert optimizer.defaults["fused"]
     _steps(optimizer, ours, count=10)
-    _steps(torch.optim.AdamW([plain], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1, foreach=False), plain, count=10)
+    _steps(
+        torch.optim.AdamW([plain], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1, foreach=False),
+        plain,
+        count=10,
+    )
 
     torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-7)
 
@@ -94,7 +98,9 @@ def test_narrow_states_take_two_bytes_a_parameter_and_moment() -> None:
 
 
 class _LateStream:
-    """A stream on which copies are made when something waits for them, and events are how many it has been given."""
+    """A stream on which copies are made when something waits for them, and events are how many it
+    has been given.
+    """
 
     def __init__(self) -> None:
         self.left: list[Callable[[], object]] = []
@@ -139,7 +145,9 @@ class _LateStreams:
         self.current.add(lambda: target.copy_(source))
 
 
-@pytest.mark.parametrize("changes", [{}, {"positions": "learned", "activation": "gelu", "norm": "layernorm"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"positions": "learned", "activation": "gelu", "norm": "layernorm"}]
+)
 @pytest.mark.parametrize("pieces", [{}, {"feed_forward_tiles": 2}, {"recompute": "full"}])
 def test_each_activation_leaves_once_and_comes_back_in_time(
     changes: dict[str, str], pieces: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -147,7 +155,12 @@ def test_each_activation_leaves_once_and_comes_back_in_time(
     """Copies are late as an accelerator's may be: what nothing waits for is not there."""
     shape, tokens = small_model(**changes), torch.arange(2 * 16).reshape(2, 16)
     torch.manual_seed(0)
-    moving = Gpt(shape, sequence_length=16, layers=range(4), recipe=small_recipe(activation_offload=True, **pieces))
+    moving = Gpt(
+        shape,
+        sequence_length=16,
+        layers=range(4),
+        recipe=small_recipe(activation_offload=True, **pieces),
+    )
     plain = Gpt(shape, sequence_length=16, layers=range(4), recipe=small_recipe(**pieces))
     plain.load_state_dict(moving.state_dict())
     streams, saved = _LateStreams(), dict[int, int]()
@@ -172,7 +185,9 @@ def test_each_activation_leaves_once_and_comes_back_in_time(
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             x = block(x)
         kept.append(x)  # alive, so that no other storage takes the address
-    tables = {one.untyped_storage().data_ptr() for table in plain._tables for one in table.on(x.device)}
+    tables = {
+        one.untyped_storage().data_ptr() for table in plain._tables for one in table.on(x.device)
+    }
     distinct = [size for address, size in saved.items() if address not in weights | tables]
 
     assert streams.copied[:left] == distinct
@@ -184,7 +199,9 @@ def test_each_activation_leaves_once_and_comes_back_in_time(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_loss_by_rows_is_the_whole_one(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_by_rows_is_the_whole_one(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = torch.Generator().manual_seed(0)
     targets, widened = torch.randint(0, 50, (2, 9), generator=generator), list[int]()
     logits = torch.randn(2, 9, 50, generator=generator).to(dtype).requires_grad_()
@@ -192,10 +209,14 @@ def test_a_loss_by_rows_is_the_whole_one(dtype: torch.dtype, monkeypatch: pytest
     (whole,) = torch.autograd.grad(3 * expected, logits)
     monkeypatch.setattr("frontrunner.evaluators.trainer.model._WIDENED_LOGITS", 200)
     softmax = torch.softmax
-    monkeypatch.setattr(torch, "softmax", lambda x, **by: widened.append(len(x)) or softmax(x, **by))
+    monkeypatch.setattr(
+        torch, "softmax", lambda x, **by: widened.append(len(x)) or softmax(x, **by)
+    )
     loss = mean_cross_entropy(logits, targets)
     (by_rows,) = torch.autograd.grad(3 * loss, logits)
 
     torch.testing.assert_close(loss, expected, rtol=1e-6, atol=0)
-    torch.testing.assert_close(by_rows, whole, rtol=1e-6 if dtype == torch.float32 else 8e-3, atol=1e-8)
+    torch.testing.assert_close(
+        by_rows, whole, rtol=1e-6 if dtype == torch.float32 else 8e-3, atol=1e-8
+    )
     assert widened == [4, 4, 4, 4, 2]

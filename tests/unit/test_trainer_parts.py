@@ -32,7 +32,13 @@ from frontrunner.evaluators.trainer.model import Gpt, Mixer, RotaryTable, initia
 from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
 from frontrunner.evaluators.trainer.run import ProgressLog, RunContext, StepOutcome, limit_memory
 from frontrunner.evaluators.trainer.torch_engine import multiply_in_8_bits
-from frontrunner.evaluators.trainer.training_run import COLUMNS, CsvMetrics, WandbMetrics, learning_rate_at, steps_run
+from frontrunner.evaluators.trainer.training_run import (
+    COLUMNS,
+    CsvMetrics,
+    WandbMetrics,
+    learning_rate_at,
+    steps_run,
+)
 from frontrunner.spaces.stages import rank_of_stage
 from support.campaigns import wait_for
 from support.trainer_runs import EXPERTS, look, small_job, small_model, small_recipe
@@ -66,7 +72,9 @@ def test_stages_hold_the_layers_that_the_recipe_counts() -> None:
         ("zbv", 2, [[0, 5], [1, 4], [2, 3]]),
     ],
 )
-def test_ranks_hold_stages_in_loops_or_in_a_v(schedule: str, virtual: int, expected: list[list[int]]) -> None:
+def test_ranks_hold_stages_in_loops_or_in_a_v(
+    schedule: str, virtual: int, expected: list[list[int]]
+) -> None:
     recipe = small_recipe(pipeline_parallel=3, schedule=schedule, virtual_stages=virtual)
 
     assert [stages_of_rank(recipe, rank) for rank in range(3)] == expected
@@ -91,14 +99,18 @@ def test_targets_are_the_next_tokens(tokens: TokenFile) -> None:
 
 def test_replicas_share_out_the_global_batch(tokens: TokenFile) -> None:
     whole = tokens.training_batch(5, sequences=slice(0, 8), global_batch_seqs=8)
-    parts = [tokens.training_batch(5, sequences=slice(i, i + 2), global_batch_seqs=8) for i in range(0, 8, 2)]
+    parts = [
+        tokens.training_batch(5, sequences=slice(i, i + 2), global_batch_seqs=8)
+        for i in range(0, 8, 2)
+    ]
 
     assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
 
 
 def test_steps_differ_and_repeat(tokens: TokenFile) -> None:
     first, again, second = (
-        tokens.training_batch(step, sequences=slice(0, 8), global_batch_seqs=8).inputs for step in (1, 1, 2)
+        tokens.training_batch(step, sequences=slice(0, 8), global_batch_seqs=8).inputs
+        for step in (1, 1, 2)
     )
 
     assert torch.equal(first, again)
@@ -118,7 +130,9 @@ def test_the_batches_of_one_file_are_those_of_earlier_versions(tokens: TokenFile
     digest = sha256()
     for number in (1, 7):
         for draw in (tokens.training_batch, tokens.evaluation_batch):
-            digest.update(draw(number, sequences=slice(2, 6), global_batch_seqs=8).inputs.numpy().tobytes())
+            digest.update(
+                draw(number, sequences=slice(2, 6), global_batch_seqs=8).inputs.numpy().tobytes()
+            )
 
     assert digest.hexdigest()[:16] == "efbf9fb571eca6a9"
 
@@ -139,10 +153,17 @@ def mixture(tmp_path: Path) -> Tokens:
 def test_files_share_any_run_of_steps_by_their_weights(mixture: Tokens, size: int) -> None:
     for draw, most in ((mixture.training_batch, 1900), (mixture.evaluation_batch, 2000)):
         steps = range(3, 3 + 1000 // size)
-        found = torch.cat([draw(step, sequences=slice(0, size), global_batch_seqs=size).inputs[:, 0] for step in steps])
+        found = torch.cat(
+            [
+                draw(step, sequences=slice(0, size), global_batch_seqs=size).inputs[:, 0]
+                for step in steps
+            ]
+        )
         counts = torch.bincount(found // 3000, minlength=3)
         for count, share in zip(counts.tolist(), (0.5, 0.3, 0.2), strict=True):
-            assert count == pytest.approx(share * len(found), abs=5)  # at random, 16 apart in a third of all draws
+            assert count == pytest.approx(
+                share * len(found), abs=5
+            )  # at random, 16 apart in a third of all draws
         assert int((found % 3000).max()) < most
 
 
@@ -204,9 +225,13 @@ def test_a_stage_starts_with_the_whole_models_weights() -> None:
     "recipe",
     [
         pytest.param({"data_parallel": 6, "sharding": (6, 6, 6)}, id="zero-3-uneven"),
-        pytest.param({"data_parallel": 3, "sharding": (3, 3, 3), "tensor_parallel": 2}, id="tp-zero-3-uneven"),
+        pytest.param(
+            {"data_parallel": 3, "sharding": (3, 3, 3), "tensor_parallel": 2}, id="tp-zero-3-uneven"
+        ),
         pytest.param({"data_parallel": 6, "sharding": (3, 3, 3)}, id="hybrid"),
-        pytest.param({"data_parallel": 4, "sharding": (1, 2, 4), "tensor_parallel": 2}, id="tp-levels"),
+        pytest.param(
+            {"data_parallel": 4, "sharding": (1, 2, 4), "tensor_parallel": 2}, id="tp-levels"
+        ),
     ],
 )
 def test_a_rank_draws_its_part_of_the_first_weights(recipe: dict[str, Any], tmp_path: Path) -> None:
@@ -221,18 +246,26 @@ def test_a_rank_draws_its_part_of_the_first_weights(recipe: dict[str, Any], tmp_
 
 
 def test_first_weights_follow_gpt2() -> None:
-    model = Gpt(small_model(hidden=256, ffn_hidden=512), sequence_length=SEQUENCE_LENGTH, layers=range(4))
+    model = Gpt(
+        small_model(hidden=256, ffn_hidden=512), sequence_length=SEQUENCE_LENGTH, layers=range(4)
+    )
     initialize(model.named_parameters(), seed=1, layers=8)
 
     weights = dict(model.named_parameters())
     assert weights["blocks.0.attention.query.weight"].std().item() == pytest.approx(0.02, rel=0.02)
-    assert weights["blocks.0.feed_forward.down.weight"].std().item() == pytest.approx(0.02 / 4, rel=0.02)
+    assert weights["blocks.0.feed_forward.down.weight"].std().item() == pytest.approx(
+        0.02 / 4, rel=0.02
+    )
     assert torch.equal(weights["norm.weight"], torch.ones(256))
-    assert not torch.equal(weights["blocks.0.attention.query.weight"], weights["blocks.1.attention.query.weight"])
+    assert not torch.equal(
+        weights["blocks.0.attention.query.weight"], weights["blocks.1.attention.query.weight"]
+    )
 
 
 def test_attention_scores_depend_on_distance_alone() -> None:
-    """The defining property of rotary embedding: a rotated query and key know only how far apart they stand."""
+    """The defining property of rotary embedding: a rotated query and key know only how far apart
+    they stand.
+    """
     table = RotaryTable(small_model(head_width=8), sequence_length=SEQUENCE_LENGTH)
     query, key = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
     rotated_query = table.rotate(query.expand(1, 1, SEQUENCE_LENGTH, 8))[0, 0]
@@ -253,34 +286,51 @@ def test_attention_scores_depend_on_distance_alone() -> None:
         pytest.param({"attention_sinks": True, "kv_heads": 2}, id="sinks"),
         pytest.param({"attention_softcap": 0.5, "query_scalar": 3.0}, id="capped"),
         pytest.param(
-            {"attention_window": 7, "attention_sinks": True, "attention_softcap": 0.5, "kv_heads": 1}, id="all"
+            {
+                "attention_window": 7,
+                "attention_sinks": True,
+                "attention_softcap": 0.5,
+                "kv_heads": 1,
+            },
+            id="all",
         ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
-def test_attention_in_blocks_is_that_of_all_scores(form: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_in_blocks_is_that_of_all_scores(
+    form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What `torch.compile` makes a kernel of, against products and masks: results and gradients."""
     monkeypatch.setattr(model_module, "_flex_attention", lambda: flex.flex_attention)
-    monkeypatch.setattr(flex, "_validate_device", lambda *_: None)  # torch differentiates it on CPUs, and refuses to
+    monkeypatch.setattr(
+        flex, "_validate_device", lambda *_: None
+    )  # torch differentiates it on CPUs, and refuses to
     shape, length = small_model(**form), 160  # more than one block
     mixer, generator = Mixer(shape, window=shape.attention_window), torch.Generator().manual_seed(0)
 
     def drawn(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, dtype=torch.float64, requires_grad=True)
 
-    inputs = [drawn(2, count, length, shape.head_dim) for count in (shape.heads, shape.kv_heads, shape.kv_heads)]
+    inputs = [
+        drawn(2, count, length, shape.head_dim)
+        for count in (shape.heads, shape.kv_heads, shape.kv_heads)
+    ]
     inputs += [drawn(shape.heads)] if shape.attention_sinks else []
     sinks = inputs[3] if shape.attention_sinks else None
     in_blocks, plain = mixer._in_blocks(*inputs[:3], sinks), mixer.mix(*inputs[:3], sinks)
     torch.testing.assert_close(in_blocks, plain)
     weights = torch.randn(plain.shape, generator=generator, dtype=torch.float64)
-    gradients = (torch.autograd.grad((mixed * weights).sum(), inputs) for mixed in (in_blocks, plain))
+    gradients = (
+        torch.autograd.grad((mixed * weights).sum(), inputs) for mixed in (in_blocks, plain)
+    )
     for found, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(found, expected)
 
 
 def test_a_window_ends_with_the_position_itself() -> None:
-    model = Gpt(small_model(layers=1, attention_window=3), sequence_length=SEQUENCE_LENGTH, layers=range(1))
+    model = Gpt(
+        small_model(layers=1, attention_window=3), sequence_length=SEQUENCE_LENGTH, layers=range(1)
+    )
     initialize(model.named_parameters(), seed=1, layers=1)
     tokens = torch.randint(0, 384, (1, SEQUENCE_LENGTH), generator=torch.Generator().manual_seed(0))
     changed = tokens.clone()
@@ -321,11 +371,15 @@ def test_the_learning_rate_rises_then_follows_a_cosine(step: int, rate: float) -
 
 
 def test_no_warm_up_is_no_division_by_zero() -> None:
-    assert learning_rate_at(1, peak=1.0, train=_train(warm_up_steps=0, steps=1)) == pytest.approx(0.1)
+    assert learning_rate_at(1, peak=1.0, train=_train(warm_up_steps=0, steps=1)) == pytest.approx(
+        0.1
+    )
 
 
 def test_a_limit_that_is_passed_already_is_told_in_gib() -> None:
-    with pytest.raises(MemoryError, match=r"the limit is 0\.125 GiB a rank, but this rank uses [\d.]+ GiB before"):
+    with pytest.raises(
+        MemoryError, match=r"the limit is 0\.125 GiB a rank, but this rank uses [\d.]+ GiB before"
+    ):
         limit_memory(torch.device("cpu"), 2**27)
 
 
@@ -385,7 +439,8 @@ class Ahead:
 def test_training_runs_one_step_ahead_but_for_what_is_done_between_two(ahead: bool) -> None:
     stepper = Ahead(ahead)
     train = Train(
-        steps=4, warm_up_steps=4, final_learning_rate_fraction=0.1, evaluation_every_steps=0, evaluation_batches=0,
+        steps=4, warm_up_steps=4, final_learning_rate_fraction=0.1, evaluation_every_steps=0,
+        evaluation_batches=0,
         checkpoint_every_steps=3, keep_checkpoints=1, metrics="csv",
     )  # fmt: skip
     noted: list[int] = []
@@ -394,7 +449,9 @@ def test_training_runs_one_step_ahead_but_for_what_is_done_between_two(ahead: bo
         job=SimpleNamespace(optimizer=SimpleNamespace(learning_rate=0.4)),
         note_step=lambda number, outcome, seconds: noted.append(number),
     )
-    for number, outcome, seconds in steps_run(context, range(1, 5), train, lambda step: step in (3, 4)):  # type: ignore[arg-type]
+    for number, outcome, seconds in steps_run(
+        context, range(1, 5), train, lambda step: step in (3, 4)
+    ):  # type: ignore[arg-type]
         stepper.said.append(f"told {number}")
         assert outcome.loss == number
         assert seconds >= 0
@@ -405,10 +462,14 @@ def test_training_runs_one_step_ahead_but_for_what_is_done_between_two(ahead: bo
     assert (stepper.said, noted) == (in_turn if ahead else one_by_one, [1, 2, 3, 4])
 
 
-def test_garbage_is_collected_every_50_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_is_collected_every_50_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     collected: list[int] = []
     job = small_job(tmp_path)
-    context = RunContext(job=job, rank=1, stepper=Ahead(False), log=ProgressLog(None, append=False), build_time_s=0.0)  # type: ignore[arg-type]
+    context = RunContext(
+        job=job, rank=1, stepper=Ahead(False), log=ProgressLog(None, append=False), build_time_s=0.0
+    )  # type: ignore[arg-type]
     for number in range(1, 121):
         monkeypatch.setattr(gc, "collect", lambda at=number: collected.append(at))
         context.note_step(number, StepOutcome(loss=1.0, gradient_norm=None), 0.1)
@@ -421,7 +482,11 @@ def test_only_the_blocks_products_are_in_8_bits(scaling: str, experts: int) -> N
     """Neither embedding nor head, norms, router or experts."""
     pytest.importorskip("torchao")
     with torch.device("meta"):
-        model = Gpt(small_model(**(EXPERTS if experts else {})), sequence_length=SEQUENCE_LENGTH, layers=range(4))
+        model = Gpt(
+            small_model(**(EXPERTS if experts else {})),
+            sequence_length=SEQUENCE_LENGTH,
+            layers=range(4),
+        )
     multiply_in_8_bits(model, scaling)
     kinds = ("Float8Linear", "MXFP8Linear")
     converted = {name for name, module in model.named_modules() if type(module).__name__ in kinds}
@@ -431,7 +496,9 @@ def test_only_the_blocks_products_are_in_8_bits(scaling: str, experts: int) -> N
 
 
 @pytest.mark.system
-def test_metrics_for_weights_and_biases_are_kept_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_for_weights_and_biases_are_kept_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("wandb")
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -444,13 +511,19 @@ def test_metrics_for_weights_and_biases_are_kept_offline(tmp_path: Path, monkeyp
     [path] = tmp_path.glob("wandb/offline-run-*/*.wandb")
 
     def rows() -> list[tuple[str, str, bool]]:
-        content, found, place = path.read_bytes(), [], 7  # as LevelDB's: checksum, length and kind of each record
+        content, found, place = (
+            path.read_bytes(),
+            [],
+            7,
+        )  # as LevelDB's: checksum, length and kind of each record
         while place < len(content):
             length = int.from_bytes(content[place + 4 : place + 6], "little")
             record = Record.FromString(content[place + 7 : place + 7 + length])
             place += 7 + length
             if record.HasField("history"):
-                items = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
+                items = {
+                    item.key or item.nested_key[0]: item.value_json for item in record.history.item
+                }
                 found.append((items["step"], items["loss"], "gradient_norm" in items))
         return found
 

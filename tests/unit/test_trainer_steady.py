@@ -1,4 +1,6 @@
-"""When a step time is known: the interval against other sources, and probes simulated from known distributions."""
+"""When a step time is known: the interval against other sources, and probes simulated from known
+distributions.
+"""
 
 from __future__ import annotations
 
@@ -49,23 +51,34 @@ def test_slow_first_steps_are_warm_up() -> None:
 
 
 def test_what_is_no_slower_than_the_others_stays() -> None:
-    for times in ([1.0, 1.3, 0.8, 1.1, 0.9], [0.5, 1.0, 1.0, 1.01], [1.004, 1.0, 1.0, 1.0], [2.0, 1.0]):
+    for times in (
+        [1.0, 1.3, 0.8, 1.1, 0.9],
+        [0.5, 1.0, 1.0, 1.01],
+        [1.004, 1.0, 1.0, 1.0],
+        [2.0, 1.0],
+    ):
         assert settled(times, most_dropped=5, tolerance=0.01) == times
 
 
 def test_a_slow_recipe_ends_before_its_time_is_known() -> None:
     rough = [2.0, 2.3, 2.1]
     assert ending(rough, precision=0.03, best_step_time_s=1.0, most=14) == "slower"
-    assert ending(rough, precision=0.03, best_step_time_s=1.9, most=14) is None, "the interval reaches the best"
+    assert ending(rough, precision=0.03, best_step_time_s=1.9, most=14) is None, (
+        "the interval reaches the best"
+    )
     assert ending(rough, precision=0.03, best_step_time_s=None, most=14) is None
     low = interval(rough)[0]
-    assert ending(rough, precision=0.03, best_step_time_s=1.001 * low / (1 + CLEARLY), most=14) is None
+    assert (
+        ending(rough, precision=0.03, best_step_time_s=1.001 * low / (1 + CLEARLY), most=14) is None
+    )
 
 
 def test_steps_that_vary_too_much_end_a_probe_and_a_single_interruption_does_not() -> None:
     noisy, interrupted = [1.0, 1.3, 0.8, 1.1, 1.4], [1.0, 1.02, 3.0, 0.99, 1.01]
     assert ending(noisy, precision=0.03, best_step_time_s=None, most=14) == "noisy"
-    assert ending(noisy, precision=0.03, best_step_time_s=None, most=1000) is None, "so many steps would help"
+    assert ending(noisy, precision=0.03, best_step_time_s=None, most=1000) is None, (
+        "so many steps would help"
+    )
     assert ending(noisy[:4], precision=0.03, best_step_time_s=None, most=14) is None
     assert ending(interrupted, precision=0.03, best_step_time_s=None, most=14) is None
 
@@ -94,7 +107,10 @@ def test_simulated_probes_end_near_the_truth(step: Callable[[random.Random], flo
     draw, spent, errors, covered = random.Random(5), [], [], []
     for _ in range(300):
         times = [4.0, 1.5] + [step(draw) for _ in range(3)]
-        while relative_half_width(kept := settled(times, most_dropped=8, tolerance=0.015)) > 0.03 and len(times) < 30:
+        while (
+            relative_half_width(kept := settled(times, most_dropped=8, tolerance=0.015)) > 0.03
+            and len(times) < 30
+        ):
             times.append(step(draw))
         low, high = interval(kept)
         spent.append(len(times))

@@ -1,4 +1,6 @@
-"""What a rank records of its device, by stand-ins of the driver's library and of torch's module for the device."""
+"""What a rank records of its device, by stand-ins of the driver's library and of torch's module for
+the device.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(device d, unsigned *count, process *
     return 0;
 }
 int nvmlSystemGetDriverVersion(char *out, unsigned size) { strncpy(out, "580.82.07", size); return 0; }
-"""
+"""  # noqa: E501
 """With nvml.h's types and codes: the wrong argument is an error."""
 STATE = {"clock_mhz": 1980, "power_w": 651.5, "temperature_c": 87, "driver": "580.82.07"}
 
@@ -54,7 +56,10 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Non
     def build(bits: int) -> None:
         (tmp_path / "nvml.c").write_text(NVML)
         path = tmp_path / f"nvml{bits}.so"
-        subprocess.run([compiler, "-shared", "-fPIC", f"-DBITS={bits}", "-o", path, tmp_path / "nvml.c"], check=True)
+        subprocess.run(
+            [compiler, "-shared", "-fPIC", f"-DBITS={bits}", "-o", path, tmp_path / "nvml.c"],
+            check=True,
+        )
         monkeypatch.setattr(telemetry, "_NVML", str(path))
 
     return build
@@ -62,14 +67,21 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Non
 
 @pytest.fixture
 def one_rank(tmp_path: Path) -> Any:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1
+    )
     yield
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
     ("bits", "slowed_by"),
-    [(0, ""), (0x01 | 0x04, ""), (0x40, "temperature"), (0x08 | 0x80, "hardware slowdown, power brake")],
+    [
+        (0, ""),
+        (0x01 | 0x04, ""),
+        (0x40, "temperature"),
+        (0x08 | 0x80, "hardware slowdown, power brake"),
+    ],
 )
 def test_a_device_s_state_is_read_from_the_driver_s_library(
     nvml: Callable[[int], None], bits: int, slowed_by: str
@@ -78,7 +90,10 @@ def test_a_device_s_state_is_read_from_the_driver_s_library(
     nvml(bits)
     assert telemetry._nvml_state("0000:3b:00.0") == STATE | {"slowed_by": slowed_by}
     assert telemetry._nvml_state("0000:86:00.0") == {}, "not of another device"
-    assert telemetry._nvml_processes("0000:3b:00.0") == {4711: 0, 4712: 3}, "with their parts of a divided device"
+    assert telemetry._nvml_processes("0000:3b:00.0") == {
+        4711: 0,
+        4712: 3,
+    }, "with their parts of a divided device"
     assert telemetry._nvml_processes("0000:86:00.0") is None
 
 
@@ -123,27 +138,42 @@ def test_peaks_and_retries_are_those_of_steps(
     module.retries = 8
     found = recorder.describe()
     told = {key: found[key] for key in telemetry.PEAKS}
-    assert told == {"peak_memory_bytes": [700], "peak_reserved_bytes": [1000], "device_used_bytes": [2000]}
+    assert told == {
+        "peak_memory_bytes": [700],
+        "peak_reserved_bytes": [1000],
+        "device_used_bytes": [2000],
+    }
     recorded = found["telemetry"]
     assert (recorded["build_peak_memory_bytes"], recorded["allocator_retries"]) == ([900], [3])
-    assert (recorded["slowed_by"], recorded["clock_mhz"], recorded["power_w"]) == (["temperature"], [1980], [651.5])
+    assert (recorded["slowed_by"], recorded["clock_mhz"], recorded["power_w"]) == (
+        ["temperature"],
+        [1980],
+        [651.5],
+    )
     assert "driver 580.82.07" in recorded["versions"]
     assert "cudnn None" not in recorded["versions"]
 
 
-def test_a_device_that_states_nothing_fails_no_probe(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_states_nothing_fails_no_probe(
+    one_rank: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = Accelerator()
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     monkeypatch.setattr(telemetry, "_NVML", "libnone.so.1")
     recorder = telemetry.Telemetry(torch.device("cuda", 0))
     recorder.warmed_up()
     recorded = recorder.describe()["telemetry"]
-    assert {recorded[key] for key in ("clock_mhz", "power_w", "temperature_c", "slowed_by")} == {None}
+    assert {recorded[key] for key in ("clock_mhz", "power_w", "temperature_c", "slowed_by")} == {
+        None
+    }
 
 
 def test_what_speaks_against_a_measurement_is_put_in_words() -> None:
     assert Telemetry().doubts == ()
-    assert Telemetry(allocator_retries=(0, 0), slowed_by=("", ""), clock_mhz=(1980.0, 1900.0)).doubts == ()
+    assert (
+        Telemetry(allocator_retries=(0, 0), slowed_by=("", ""), clock_mhz=(1980.0, 1900.0)).doubts
+        == ()
+    )
     assert Telemetry(
         allocator_retries=(1, 2), slowed_by=("", "power brake"), clock_mhz=(1980.0, 1980.0, 1200.0)
     ).doubts == (
@@ -153,13 +183,16 @@ def test_what_speaks_against_a_measurement_is_put_in_words() -> None:
     )
 
 
-@pytest.mark.parametrize(("cpus", "text"), [({0}, "0"), ({0, 1, 2, 8}, "0-2,8"), ({3, 5, 6}, "3,5-6"), (set(), "")])
+@pytest.mark.parametrize(
+    ("cpus", "text"), [({0}, "0"), ({0, 1, 2, 8}, "0-2,8"), ({3, 5, 6}, "3,5-6"), (set(), "")]
+)
 def test_processors_are_written_as_the_kernel_does(cpus: set[int], text: str) -> None:
     assert telemetry.cpu_list(cpus) == text
 
 
 @pytest.mark.parametrize(
-    ("capability", "cudnn", "first"), [((9, 0), 91900, 3), ((10, 0), 91500, 3), ((9, 0), 91400, 1), ((8, 0), 91900, 1)]
+    ("capability", "cudnn", "first"),
+    [((9, 0), 91900, 3), ((10, 0), 91500, 3), ((9, 0), 91400, 1), ((8, 0), 91900, 1)],
 )
 def test_the_kernels_of_attention_are_tried_in_a_stated_order(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], cudnn: int, first: int

@@ -1,4 +1,6 @@
-"""Whole weights, of one rank alone or of each replica: fp32 masters, and gradients that are summed in buckets."""
+"""Whole weights, of one rank alone or of each replica: fp32 masters, and gradients that are summed
+in buckets.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -49,7 +51,9 @@ def test_gradients_of_micro_batches_are_summed_in_fp32() -> None:
     masters.finish_step()
 
     assert master.grad is not None
-    assert master.grad.item() == 258.0  # bf16 has nothing between 256 and 258: 256 + 1 + 1 would stay 256
+    assert (
+        master.grad.item() == 258.0
+    )  # bf16 has nothing between 256 and 258: 256 + 1 + 1 would stay 256
     assert model.weight.grad is None
 
 
@@ -87,7 +91,9 @@ class _Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_buckets_are_reduced_while_the_last_backward_pass_goes_on(two_copies: dist.ProcessGroup) -> None:
+def test_buckets_are_reduced_while_the_last_backward_pass_goes_on(
+    two_copies: dist.ProcessGroup,
+) -> None:
     """The last layer alone fills the small first bucket."""
     model = nn.Sequential(*(nn.Linear(724, 724, bias=False) for _ in range(3)))
     layer = 724**2

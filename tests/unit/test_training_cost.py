@@ -1,4 +1,6 @@
-"""What the whole training takes: its days, node-hours and price, in plans and rankings; a budget in money."""
+"""What the whole training takes: its days, node-hours and price, in plans and rankings; a budget in
+money.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,12 @@ PRICED = replace(PROBLEM, billion_tokens=300, cluster=replace(A100, price_per_no
 def test_a_plan_states_what_all_tokens_take_on_the_recipe_s_nodes() -> None:
     (found,) = plan([recipe(devices=12, tensor_parallel=4)], PRICED).estimates
     hours = 300e9 / found.tokens_per_s / 3600
-    assert found.training == Training(days=hours / 24, node_hours=2 * hours, price=pytest.approx(40 * hours))
-    (without,) = plan([recipe(devices=12, tensor_parallel=4)], replace(PRICED, billion_tokens=None)).estimates
+    assert found.training == Training(
+        days=hours / 24, node_hours=2 * hours, price=pytest.approx(40 * hours)
+    )
+    (without,) = plan(
+        [recipe(devices=12, tensor_parallel=4)], replace(PRICED, billion_tokens=None)
+    ).estimates
     assert without.training is None
 
 
@@ -46,16 +52,23 @@ def test_a_ranking_states_what_all_tokens_take_at_the_measured_rate(tmp_path: Pa
         campaign = store.create_campaign(
             name="c", spec_json="{}", legal_recipes=9, problem_summary=problem_summary(spec)
         )
-        writer = store.drive(store.acquire_lease(campaign.id, host="another-host.example", pid=1, take_over=True))
+        writer = store.drive(
+            store.acquire_lease(campaign.id, host="another-host.example", pid=1, take_over=True)
+        )
         record(writer, "0" * 12, measurement((0.5,), 10**9), number=1)
         (row,) = best(store, "c")
     hours = 2e9 / row.standing.tokens_per_s / 3600
     nodes = -(-row.recipe.devices // 2)
-    assert row.training == Training(days=hours / 24, node_hours=nodes * hours, price=pytest.approx(nodes * hours / 2))
+    assert row.training == Training(
+        days=hours / 24, node_hours=nodes * hours, price=pytest.approx(nodes * hours / 2)
+    )
 
 
 def test_a_budget_in_money_counts_each_probe_at_the_price_of_its_nodes(tmp_path: Path) -> None:
-    groups = [{"name": "spot", "price_per_node_hour": 36}, {"name": "reserved", "price_per_node_hour": 360}]
+    groups = [
+        {"name": "spot", "price_per_node_hour": 36},
+        {"name": "reserved", "price_per_node_hour": 360},
+    ]
     campaign = tiny(cluster={"group": groups}, budget={"probes": 6}, evaluator="simulated")
     limited, store = str(tmp_path / "limited.db"), str(tmp_path / "store.db")
     api.launch(spec_of(campaign), store=store)
@@ -75,7 +88,10 @@ def test_a_budget_in_money_counts_each_probe_at_the_price_of_its_nodes(tmp_path:
 
 
 def test_a_hard_budget_in_money_leaves_room_for_a_probe_on_the_dearest_nodes() -> None:
-    clusters = {name: replace(A100, nodes=1, price_per_node_hour=price) for name, price in (("a", 36.0), ("b", 360.0))}
+    clusters = {
+        name: replace(A100, nodes=1, price_per_node_hour=price)
+        for name, price in (("a", 36.0), ("b", 360.0))
+    }
     tracker = BudgetTracker(Budget(cost=2.0, hard=True), clusters=clusters)
     tracker.spend(40.0, "a")
     assert tracker.used_up(()) is None  # 0.4 and 15 s on b, 1.5
@@ -83,7 +99,9 @@ def test_a_hard_budget_in_money_leaves_room_for_a_probe_on_the_dearest_nodes() -
     assert str(tracker.used_up(())) == "0.51 of 2 (price)"
 
 
-def test_a_budget_that_an_earlier_version_made_one_of_node_hours_is_read_as_it_was_stated(tmp_path: Path) -> None:
+def test_a_budget_that_an_earlier_version_made_one_of_node_hours_is_read_as_it_was_stated(
+    tmp_path: Path,
+) -> None:
     spec = spec_of(tiny(cluster={"price_per_node_hour": 4}, budget={"cost": 20, "node_hours": 5}))
     with open_store(str(tmp_path / "store.db")) as store:
         assert stored_spec(create(store, spec, 9)).budget == Budget(cost=20)
@@ -92,11 +110,15 @@ def test_a_budget_that_an_earlier_version_made_one_of_node_hours_is_read_as_it_w
 
 
 def test_a_budget_in_money_needs_a_price() -> None:
-    with pytest.raises(InvalidInput, match=r"budget\.cost = 20\.0: expected cluster\.price_per_node_hour beside it"):
+    with pytest.raises(
+        InvalidInput, match=r"budget\.cost = 20\.0: expected cluster\.price_per_node_hour beside it"
+    ):
         spec_of(tiny(budget={"cost": 20}))
 
 
-def test_the_command_prints_it_and_answers_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_it_and_answers_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = {
         "model": {"preset": "llama-3-8b"},
         "cluster": {"preset": "dgx-h100", "price_per_node_hour": 30},

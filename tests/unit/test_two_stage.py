@@ -63,7 +63,12 @@ def test_a_recipe_keeps_its_degrees_micro_batch_and_accumulation() -> None:
     spec = spec_of(pair())
 
     def parts(recipe: Any) -> tuple[int, ...]:
-        return recipe.tensor_parallel, recipe.pipeline_parallel, recipe.micro_batch_seqs, recipe.accumulation
+        return (
+            recipe.tensor_parallel,
+            recipe.pipeline_parallel,
+            recipe.micro_batch_seqs,
+            recipe.accumulation,
+        )
 
     large = {parts(recipe): recipe.data_parallel for recipe in spec.survey().recipes}
     small = {parts(recipe): recipe.data_parallel for recipe in small_spec(spec).survey().recipes}
@@ -73,7 +78,10 @@ def test_a_recipe_keeps_its_degrees_micro_batch_and_accumulation() -> None:
 
 def test_counts_of_devices_are_the_same_shares_of_fewer_nodes() -> None:
     spec = spec_of(pair(space={"devices": [16, 8, 4]}))
-    assert small_spec(spec).space.devices == (2, 1)  # a half of one device is none: it counts as one
+    assert small_spec(spec).space.devices == (
+        2,
+        1,
+    )  # a half of one device is none: it counts as one
 
 
 def test_a_replica_that_does_not_fit_has_fewer_layers_of_the_same_shape() -> None:
@@ -83,7 +91,8 @@ def test_a_replica_that_does_not_fit_has_fewer_layers_of_the_same_shape() -> Non
     assert model.layers < whole.layers
     assert whole.layers % model.layers == 0
     assert replace(model, layers=whole.layers, name=whole.name) == whole
-    # As many times fewer layers leave as many times more replicas for a pipeline of as many times fewer stages.
+    # As many times fewer layers leave as many times more replicas for a pipeline of as many times
+    # fewer stages.
     assert small.problem.global_batch.maximum == 1024 * 2 // 128 * (whole.layers // model.layers)
     fewer = small_spec(replace(spec, search=replace(spec.search, probe_nodes=16)))
     assert fewer.problem.model.layers > model.layers
@@ -91,7 +100,9 @@ def test_a_replica_that_does_not_fit_has_fewer_layers_of_the_same_shape() -> Non
 
 def test_nodes_that_hold_nothing_are_refused_with_the_key() -> None:
     spec = frontier(probe_nodes=1)
-    long_pipelines = replace(spec, space=replace(spec.space, tensor_parallel=(8,), pipeline_parallel=(16,)))
+    long_pipelines = replace(
+        spec, space=replace(spec.space, tensor_parallel=(8,), pipeline_parallel=(16,))
+    )
     with pytest.raises(InvalidInput) as refused:
         small_spec(long_pipelines)
     assert "search.probe_nodes = 1" in str(refused.value)
@@ -115,9 +126,14 @@ def test_what_cannot_be_a_pair_is_refused(search: dict[str, Any], key: str) -> N
 
 def test_an_allocation_need_hold_no_more_than_the_nodes_that_are_probed() -> None:
     spec = spec_of(pair(search={"probe_nodes": 2}))
-    held = DispatchSettings(backend="parsl", scheduler="slurm", nodes_per_allocation=4, walltime="01:00:00")
+    held = DispatchSettings(
+        backend="parsl", scheduler="slurm", nodes_per_allocation=4, walltime="01:00:00"
+    )
     spec = replace(spec, dispatch=held)
-    assert why_not_here(spec) == "dispatch.nodes_per_allocation = 4: expected at least cluster.nodes = 8"
+    assert (
+        why_not_here(spec)
+        == "dispatch.nodes_per_allocation = 4: expected at least cluster.nodes = 8"
+    )
     with pytest.raises(InvalidInput, match=r"at least search\.probe_nodes = 2"):
         replace(spec, dispatch=replace(held, nodes_per_allocation=1))
 

@@ -1,4 +1,6 @@
-"""What a new campaign learns from a store: which outcomes are evidence, which answer, and why the others are not."""
+"""What a new campaign learns from a store: which outcomes are evidence, which answer, and why the
+others are not.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,12 @@ from support.campaigns import Table, spec_of, tiny
 from support.store_contract import SettableClock
 
 HERE = Provenance(
-    versions={"python": "3.11.9", "torch": "2.13.0+cu124", "optuna": "5.0", "nvidia-driver": "550.54.15"},
+    versions={
+        "python": "3.11.9",
+        "torch": "2.13.0+cu124",
+        "optuna": "5.0",
+        "nvidia-driver": "550.54.15",
+    },
     host="node1",
     platform="Linux",
     device="test-cpu",
@@ -68,7 +75,10 @@ class Past:
         """A campaign with these outcomes, an attempt each; those of one recipe are its repeats."""
         spec = self.spec(name=f"c{len(self.earlier)}", **sections)
         record = self.store.create_campaign(
-            name=spec.name, spec_json=dump_json(spec), legal_recipes=9, problem_summary=problem_summary(spec)
+            name=spec.name,
+            spec_json=dump_json(spec),
+            legal_recipes=9,
+            problem_summary=problem_summary(spec),
         )
         writer = self.store.drive(self.store.acquire_lease(record.id, host="h", pid=1))
         with writer.together():
@@ -88,7 +98,9 @@ class Past:
         if provenance is not None:
             writer.record_provenance(provenance)
         for recipe, outcome in outcomes:
-            last = not any(other is recipe for other, _ in outcomes[outcomes.index((recipe, outcome)) + 1 :])
+            last = not any(
+                other is recipe for other, _ in outcomes[outcomes.index((recipe, outcome)) + 1 :]
+            )
             trial = writer.propose(recipe_id(spec.problem, recipe), recipe)
             attempt = writer.start_attempt(trial, run_folder=f"/runs/{spec.name}/{trial.number}")
             writer.finish_attempt(attempt, outcome, retry=not last)
@@ -126,7 +138,10 @@ OTHER = recipe(micro_batch_seqs=4, accumulation=1)
 def test_the_same_problem_is_evidence_and_answers(past: Past) -> None:
     past.add((recipe(), measured()), (OTHER, failed(FailureKind.OUT_OF_MEMORY)))
     found = past.gather()
-    assert [(one.recipe, one.origin) for one in found.evidence] == [(recipe(), "campaign c0"), (OTHER, "campaign c0")]
+    assert [(one.recipe, one.origin) for one in found.evidence] == [
+        (recipe(), "campaign c0"),
+        (OTHER, "campaign c0"),
+    ]
     assert not found.left_out
     spec = past.spec()
     answer = found.reusable[recipe_id(spec.problem, recipe())]
@@ -162,14 +177,20 @@ def test_unknown_software_is_left_out(past: Past) -> None:
 
 
 def test_a_patch_of_torch_is_evidence_but_no_answer(past: Past) -> None:
-    past.add((recipe(), measured()), provenance=replace(HERE, versions=HERE.versions | {"torch": "2.13.1"}))
+    past.add(
+        (recipe(), measured()),
+        provenance=replace(HERE, versions=HERE.versions | {"torch": "2.13.1"}),
+    )
     found = past.gather()
     assert (len(found.evidence), found.reusable) == (1, {})
 
 
 OTHER_PROBLEMS: dict[str, dict[str, Any]] = {
     "simulated": {"evaluator": "simulated"},
-    "of another trainer": {"evaluator": "command", "command": {"arguments": ["train"], "log_patterns": ["a"]}},
+    "of another trainer": {
+        "evaluator": "command",
+        "command": {"arguments": ["train"], "log_patterns": ["a"]},
+    },
     "of another optimizer": {"probe": {"optimizer": "sgd"}},
     "looked up in a table": {"evaluator": "table", "table": {"path": __file__}},
     "of another device": {"cluster": {"device": "other-cpu"}},
@@ -202,8 +223,13 @@ def test_a_table_s_peak_teaches_no_memory_since_its_kind_is_not_stored(past: Pas
 
 
 @pytest.mark.parametrize("env", ["OVERLAP", "ELSEWHERE"])
-def test_recipes_with_knobs_that_the_space_has_not_or_gives_otherwise_are_left_out(env: str, past: Past) -> None:
-    past.add((recipe(), measured()), (recipe(custom=(Custom(name="overlap", value=1, env=env),)), measured()))
+def test_recipes_with_knobs_that_the_space_has_not_or_gives_otherwise_are_left_out(
+    env: str, past: Past
+) -> None:
+    past.add(
+        (recipe(), measured()),
+        (recipe(custom=(Custom(name="overlap", value=1, env=env),)), measured()),
+    )
     assert past.gather().left_out == {"of knobs that the space does not have": 1}
     found = past.gather(space={"custom": {"overlap": {"values": [0, 1], "env": "OVERLAP"}}})
     assert len(found.evidence) == (2 if env == "OVERLAP" else 1)
@@ -211,10 +237,14 @@ def test_recipes_with_knobs_that_the_space_has_not_or_gives_otherwise_are_left_o
 
 def test_the_nearest_problems_come_first(past: Past) -> None:
     past.add((recipe(), measured()), cluster={"name": "elsewhere", "nodes": 4})
-    past.add((recipe(), measured()), model={"hidden": 256})  # of another shape, but of the same cluster
+    past.add(
+        (recipe(), measured()), model={"hidden": 256}
+    )  # of another shape, but of the same cluster
     past.add((recipe(), measured()), model={"layers": 3})
     past.add((recipe(), measured()))
-    assert [one.origin for one in past.gather().evidence] == [f"campaign c{n}" for n in (3, 2, 0, 1)]
+    assert [one.origin for one in past.gather().evidence] == [
+        f"campaign c{n}" for n in (3, 2, 0, 1)
+    ]
 
 
 def test_no_more_than_a_strategy_can_take(past: Past) -> None:
@@ -249,7 +279,9 @@ def test_repeats_are_one_piece_of_evidence_unless_they_disagree(past: Past) -> N
     assert found.left_out == {"repeats that differ by more than 25 %": 1}
 
 
-def test_a_measurement_that_others_disturbed_counts_only_where_there_is_no_other(past: Past) -> None:
+def test_a_measurement_that_others_disturbed_counts_only_where_there_is_no_other(
+    past: Past,
+) -> None:
     load = Telemetry(foreign_share=(0.5,), foreign_processes=("make (7)",), foreign_limit=0.1)
     slow = replace(measured(step_time_s=0.3), telemetry=load)
     past.add((repeated := recipe(), slow), (repeated, measured()), (OTHER, slow))
@@ -281,9 +313,9 @@ def test_only_what_is_recent_steady_and_equal_answers(past: Past, clock: Settabl
     assert past.gather().reusable
     assert not past.gather(here=replace(HERE, host="node2")).reusable
     assert past.gather(here=replace(HERE, versions=HERE.versions | {"optuna": "6.0"})).reusable
-    assert past.gather(here=replace(HERE, versions=HERE.versions | {"nvidia-nccl-cu12": "2.28.9"})).reusable, (
-        "earlier versions did not record it"
-    )
+    assert past.gather(
+        here=replace(HERE, versions=HERE.versions | {"nvidia-nccl-cu12": "2.28.9"})
+    ).reusable, "earlier versions did not record it"
     assert not past.gather(probe={"optimizer": "sgd"}).reusable
     assert not past.gather(search={"parallel_probes": 2}).reusable
     assert not past.gather(dispatch={"backend": "allocation", "network_interface": "hsn0"}).reusable
@@ -296,16 +328,25 @@ def test_only_what_is_recent_steady_and_equal_answers(past: Past, clock: Settabl
 
 
 def test_another_library_or_a_device_that_was_slowed_down_is_no_answer(past: Past) -> None:
-    known, other = (replace(HERE, versions=HERE.versions | {"nvidia-nccl-cu12": v}) for v in ("2.28.9", "2.27.5"))
+    known, other = (
+        replace(HERE, versions=HERE.versions | {"nvidia-nccl-cu12": v})
+        for v in ("2.28.9", "2.27.5")
+    )
     past.add((recipe(), measured()), provenance=known)
-    assert [bool(past.gather(here=here).reusable) for here in (known, HERE, other)] == [True, True, False]
+    assert [bool(past.gather(here=here).reusable) for here in (known, HERE, other)] == [
+        True,
+        True,
+        False,
+    ]
     slow = replace(measured(), telemetry=Telemetry(slowed_by=("temperature",)))
     past.add((OTHER, slow))
     assert len(past.gather().reusable) == 1
 
 
 def test_repeats_that_differ_are_no_answer_however_steady_each_is(past: Past) -> None:
-    past.add((repeated := recipe(), measured(step_time_s=0.1)), (repeated, measured(step_time_s=0.12)))
+    past.add(
+        (repeated := recipe(), measured(step_time_s=0.1)), (repeated, measured(step_time_s=0.12))
+    )
     assert [one.recipe for one in past.gather().evidence] == [repeated]
     assert not past.gather().reusable
 
@@ -326,4 +367,6 @@ def test_a_want_of_memory_answers_where_there_is_no_more_of_it(past: Past) -> No
 
 def test_what_was_answered_itself_is_not_counted_again(past: Past) -> None:
     past.add((recipe(), measured()), (OTHER, measured()), reused=(1,))
-    assert [known.recipe for known in campaign_results(past.store, past.earlier[0].campaign.id)] == [OTHER]
+    assert [
+        known.recipe for known in campaign_results(past.store, past.earlier[0].campaign.id)
+    ] == [OTHER]

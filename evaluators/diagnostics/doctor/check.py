@@ -1,6 +1,7 @@
 """A check: what was found, how it is judged, and the next step.
 
-Each check function judges facts that are passed in, so that every judgment can be tested without the machine.
+Each check function judges facts that are passed in, so that every judgment can be tested without
+the machine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from frontrunner.evaluators.cluster.settings import NodeSource
 
 
 class Status(Enum):
-    """Outcome of a check, from good to bad: a note needs nothing, a warning costs speed or may fail, a problem will."""
+    """Outcome of a check, from good to bad: a note needs nothing, a warning costs speed or may
+    fail, a problem will.
+    """
 
     OK = "ok"
     NOTE = "note"
@@ -45,8 +48,9 @@ def judge(name: str, found: str, *, fine: bool, otherwise: Status, remedy: str) 
 class Needs:
     """What a campaign needs of the machine, or an installation without a campaign.
 
-    `store_path` is None for a store on a database server; `scheduler` is the batch system that it requests nodes
-    from, and `ray` what it requests of a Ray cluster, so that this machine need not be one.
+    `store_path` is None for a store on a database server; `scheduler` is the batch system that it
+    requests nodes from, and `ray` what it requests of a Ray cluster, so that this machine need not
+    be one.
     """
 
     store_path: Path | None
@@ -72,7 +76,9 @@ def run_checks(examinations: Iterable[Examination]) -> tuple[Check, ...]:
     for section, name, examine in examinations:
         try:
             checks = list(examine())
-        except Exception as error:  # whatever it is: the other checks must still be made, and this one says so
+        except (
+            Exception
+        ) as error:  # whatever it is: the other checks must still be made, and this one says so
             why = f"{type(error).__name__}: {error}".strip(": ").split("\n", maxsplit=1)[0]
             checks = [Check(name, f"could not be checked: {why}", WARNING)]
         found += [replace(check, section=section) for check in checks]

@@ -1,11 +1,13 @@
-"""Test of real ranks with all-reduces: started here or by a launcher, watched from outside, always ended.
+"""Test of real ranks with all-reduces: started here or by a launcher, watched from outside, always
+ended.
 
-Ranks write their progress to a TCPStore held by the process that started rank 0, so that it outlives every rank; its
-keys are those of `frontrunner.evaluators.trainer.collective_test`. The process that started a rank also writes how it
-ended, and the holder how the test ended: all others follow that.
+Ranks write their progress to a TCPStore held by the process that started rank 0, so that it
+outlives every rank; its keys are those of `frontrunner.evaluators.trainer.collective_test`. The
+process that started a rank also writes how it ended, and the holder how the test ended: all others
+follow that.
 
-A rank that never arrives, has ended, gives no heartbeat, or is behind all others is named. If all give heartbeats and
-none is behind, no rank is at fault: the collective they wait in is.
+A rank that never arrives, has ended, gives no heartbeat, or is behind all others is named. If all
+give heartbeats and none is behind, no rank is at fault: the collective they wait in is.
 """
 
 from __future__ import annotations
@@ -42,21 +44,31 @@ ENDED, OVER = "ended", "over"
 POLL_S = 0.2
 EXIT_TIMEOUT_S = 10.0
 SILENT_S = 20 * HEARTBEAT_S
-"""A rank without a heartbeat for this long stands still: a thread that waits for nobody writes it."""
+"""A rank without a heartbeat for this long stands still: a thread that waits for nobody writes
+it.
+"""
 SETTLE_S = 1.0
-"""After one rank ended, for others that end with it: the first to be seen need not be the first to end."""
+"""After one rank ended, for others that end with it: the first to be seen need not be the first to
+end.
+"""
 MAX_NAMED = 8
 LOOPBACK = "127.0.0.1"
 SLOW = {"cpu": 3.0, "other": 1.5}
-"""Assumed: times the median from which on a rank lags. Processes that share cores differ by more than devices do."""
+"""Assumed: times the median from which on a rank lags. Processes that share cores differ by more
+than devices do.
+"""
 LATE = 0.5
-"""Assumed: a share of the time of their own work for which the others must wait until a rank counts as late."""
+"""Assumed: a share of the time of their own work for which the others must wait until a rank counts
+as late.
+"""
 
 Reports = Mapping[int, Mapping[str, Any]]
 
 
 class Fault(NamedTuple):
-    """Why a test failed: the ranks at fault (none where nobody is), in a sentence, with the next step."""
+    """Why a test failed: the ranks at fault (none where nobody is), in a sentence, with the next
+    step.
+    """
 
     ranks: Sequence[int]
     found: str
@@ -65,7 +77,9 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True)
 class TestResult:
-    """Outcome of a test: `fault` is None where it passed, and `reports` then hold what each rank measured."""
+    """Outcome of a test: `fault` is None where it passed, and `reports` then hold what each rank
+    measured.
+    """
 
     __test__ = False  # not a test of pytest's
 
@@ -92,8 +106,12 @@ class TestStore:
         except (DistNetworkError, DistStoreError) as error:
             what = "cannot be listened on" if holds else f"gives no answer within {wait_s:g} s"
             raise FrontrunnerError(
-                f"port {port} of {host}, the rendezvous of the ranks, {what}: {str(error).splitlines()[0]}",
-                hint="set MASTER_ADDR and MASTER_PORT to a host that all ranks reach and a free port of it",
+                f"port {port} of {host}, the rendezvous of the ranks, {what}:"
+                f" {str(error).splitlines()[0]}",
+                hint=(
+                    "set MASTER_ADDR and MASTER_PORT to a host that all ranks reach and a free port"
+                    " of it"
+                ),
             ) from None
         self.port: int = server.port
         self._store = PrefixStore(PREFIX, server)
@@ -120,7 +138,9 @@ class TestStore:
 
 @dataclass(kw_only=True)
 class Watch:
-    """Follows a test by the watcher's own monotonic clock; ranks may take `deadline_s` to arrive, or to advance."""
+    """Follows a test by the watcher's own monotonic clock; ranks may take `deadline_s` to arrive,
+    or to advance.
+    """
 
     ranks: range
     ranks_per_node: int
@@ -184,20 +204,41 @@ class Watch:
             return None
         absent = [rank for rank in self.ranks if rank not in self.arrivals]
         arrived = f"{len(self.arrivals)} of {len(self.ranks)} did"
-        found = f"{_some(map(self._name, absent))} never arrived within {self.deadline_s:g} s; {arrived}"
-        return Fault(absent, found, "check whether that node is up, reaches the node of rank 0, and has torch")
+        found = (
+            f"{_some(map(self._name, absent))} never arrived within {self.deadline_s:g} s;"
+            f" {arrived}"
+        )
+        return Fault(
+            absent,
+            found,
+            "check whether that node is up, reaches the node of rank 0, and has torch",
+        )
 
     def _silent(self, now_s: float) -> Fault | None:
-        stages = {rank: self._heartbeats[rank]["stage"] for rank in self.arrivals if rank in self._heartbeats}
-        silent = [r for r, stage in stages.items() if stage != DONE and now_s - self._heard_s[r] >= SILENT_S]
+        stages = {
+            rank: self._heartbeats[rank]["stage"]
+            for rank in self.arrivals
+            if rank in self._heartbeats
+        }
+        silent = [
+            r
+            for r, stage in stages.items()
+            if stage != DONE and now_s - self._heard_s[r] >= SILENT_S
+        ]
         if not silent:
             return None
         what = f"stands still: no heartbeat for {SILENT_S:g} s, last seen {stages[silent[0]]}"
-        remedy = "check whether that process is stopped or the node is swapping, frozen or unreachable"
+        remedy = (
+            "check whether that process is stopped or the node is swapping, frozen or unreachable"
+        )
         return Fault(silent, f"{_some(map(self._name, silent))} {what}", remedy)
 
     def _stuck(self, now_s: float) -> Fault | None:
-        if not self.all_arrived or self._advanced_s is None or now_s - self._advanced_s < self.deadline_s:
+        if (
+            not self.all_arrived
+            or self._advanced_s is None
+            or now_s - self._advanced_s < self.deadline_s
+        ):
             return None
         steps = {rank: beat["step"] for rank, beat in self._heartbeats.items()}
         behind = [rank for rank, step in steps.items() if step == min(steps.values())]
@@ -207,7 +248,10 @@ class Watch:
             remedy = "the collective library cannot get through: check its network interface "
             remedy += "(NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME), firewalls, and NCCL_DEBUG=INFO"
             return Fault((), found, remedy)
-        found = f"{_some(map(self._name, behind))} is alive, but does not advance from {stage}; the others wait"
+        found = (
+            f"{_some(map(self._name, behind))} is alive, but does not advance from {stage}; the"
+            " others wait"
+        )
         return Fault(behind, found, "check that node's device: frontrunner doctor there")
 
 
@@ -220,21 +264,26 @@ def _some(names: Iterable[str], between: str = ", ") -> str:
 def run_collective_test(
     where: Place, *, device: str, deadline_s: float, nodes: tuple[str, ...] = ()
 ) -> TestResult | None:
-    """Run a test, in every process of a job; return None where another of them reports the result."""
+    """Run a test, in every process of a job; return None where another of them reports the
+    result.
+    """
     host, port, holds = LOOPBACK, 0, True
     if where.rank is not None:
         host, port = where.environment["MASTER_ADDR"], int(where.environment["MASTER_PORT"])
         # torchrun's agent may already hold a store at MASTER_PORT, which its ranks then share.
         holds = where.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     store = TestStore(host, port, holds=holds, wait_s=deadline_s)
-    whole = Order(device=device, rank=0, world_size=where.ranks, local_rank=0, local_world_size=where.ranks_per_node,
+    whole = Order(device=device, rank=0, world_size=where.ranks, local_rank=0,
+        local_world_size=where.ranks_per_node,
                   host=host, port=store.port, deadline_s=deadline_s)  # fmt: skip
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="frontrunner-")))
         ranks: list[Rank] = []
         for rank, local_rank in where.own:
             order = asdict(replace(whole, rank=rank, local_rank=local_rank))
-            ranks.append(Rank(rank, [RANK_MODULE], order, OWN if where.rank is None else {}, folder))
+            ranks.append(
+                Rank(rank, [RANK_MODULE], order, OWN if where.rank is None else {}, folder)
+            )
             stack.callback(ranks[-1].end)
         if not where.writes:
             _follow(store, ranks)
@@ -267,7 +316,8 @@ def _lead(store: TestStore, ranks: list[Rank], watch: Watch) -> Fault | None:
 def _follow(store: TestStore, ranks: list[Rank]) -> None:
     """Wait for local ranks to exit, or for rank 0's process, which reports the result, to finish.
 
-    A failed test is no error here: a launcher that sees one would end rank 0's process before it has reported.
+    A failed test is no error here: a launcher that sees one would end rank 0's process before it
+    has reported.
     """
     from torch.distributed import DistNetworkError
 
@@ -276,10 +326,14 @@ def _follow(store: TestStore, ranks: list[Rank]) -> None:
         try:
             store.write_endings(ranks)
             passed = store.read(OVER)
-        except DistNetworkError:  # nobody holds the store any more, which happens after all other ends too
+        except (
+            DistNetworkError
+        ):  # nobody holds the store any more, which happens after all other ends too
             _await_exit(ranks)
             if any(rank.status != 0 for rank in ranks):
-                raise FrontrunnerError("the process of rank 0, which runs the test, has gone") from None
+                raise FrontrunnerError(
+                    "the process of rank 0, which runs the test, has gone"
+                ) from None
         time.sleep(POLL_S)
     if passed:
         _await_exit(ranks)
@@ -314,7 +368,9 @@ class Bandwidth:
 
 
 class Laggard(NamedTuple):
-    """A rank, or all ranks of a node, that keep the others waiting: in what, and how many times the median."""
+    """A rank, or all ranks of a node, that keep the others waiting: in what, and how many times the
+    median.
+    """
 
     ranks: tuple[int, ...]
     host: str
@@ -339,19 +395,32 @@ def _checks(result: TestResult) -> Iterator[Check]:
         return
     hosts = {rank: arrival["host"] for rank, arrival in result.arrivals.items()}
     where = "" if len(set(hosts.values())) == 1 else f" on {len(set(hosts.values()))} hosts"
-    wrong = [f"{rank} ({hosts[rank]})" for rank, report in sorted(result.reports.items()) if report["wrong_sums"]]
+    wrong = [
+        f"{rank} ({hosts[rank]})"
+        for rank, report in sorted(result.reports.items())
+        if report["wrong_sums"]
+    ]
     if wrong:
-        remedy = "train nothing here: try without GPU-direct (NCCL_NET_GDR_LEVEL=LOC), then inform the administrator"
+        remedy = (
+            "train nothing here: try without GPU-direct (NCCL_NET_GDR_LEVEL=LOC), then inform the"
+            " administrator"
+        )
         yield Check("all-reduce", f"wrong sums on ranks {', '.join(wrong)}", PROBLEM, remedy)
     else:
-        yield Check("all-reduce", f"{result.ranks} ranks{where}, {result.device}: all arrived, all sums are right")
+        yield Check(
+            "all-reduce",
+            f"{result.ranks} ranks{where}, {result.device}: all arrived, all sums are right",
+        )
     late = laggards(result.reports, hosts, device=result.device)
     for each in late:
         who = f"rank {each.ranks[0]} on {each.host}"
         if each.is_node:
             who = f"node {each.host} (ranks {', '.join(map(str, each.ranks))})"
         found = f"{who} lags in {each.what}: {each.times_median:.1f} times the median"
-        remedy = "look there for other work, heat, a slow device or link; leave that node out if it stays so"
+        remedy = (
+            "look there for other work, heat, a slow device or link; leave that node out if it"
+            " stays so"
+        )
         yield Check("laggard", found, WARNING, remedy)
     if not late and result.ranks > 1:
         yield Check("pace", "no rank keeps the others waiting")
@@ -361,11 +430,15 @@ def _checks(result: TestResult) -> Iterator[Check]:
             versions.setdefault(arrival[name], {})[arrival["host"]] = None
         if len(versions) > 1:
             text = "; ".join(f"{version} on {_some(on)}" for version, on in versions.items())
-            yield Check("nodes", f"{name} differs: {text}", WARNING, "use one environment on all nodes")
+            yield Check(
+                "nodes", f"{name} differs: {text}", WARNING, "use one environment on all nodes"
+            )
 
 
 def laggards(reports: Reports, hosts: Mapping[int, str], *, device: str) -> tuple[Laggard, ...]:
-    """Return ranks, or whole hosts, slow at their work or in every pair, or late to collectives, worst first."""
+    """Return ranks, or whole hosts, slow at their work or in every pair, or late to collectives,
+    worst first.
+    """
     slow = SLOW["cpu" if device == "cpu" else "other"]
     work = {rank: statistics.fmean(report["work_s"]) for rank, report in reports.items()}
     scores = {
@@ -377,32 +450,50 @@ def laggards(reports: Reports, hosts: Mapping[int, str], *, device: str) -> tupl
     found: list[Laggard] = []
     for what, score in scores.items():
         middle = statistics.median(score.values()) if len(score) > 1 else 0.0
-        ratios = {rank: value / middle for rank, value in score.items() if middle > 0 and value >= slow * middle}
+        ratios = {
+            rank: value / middle
+            for rank, value in score.items()
+            if middle > 0 and value >= slow * middle
+        }
         for host in dict.fromkeys(hosts[rank] for rank in ratios):
             own = [rank for rank in sorted(ratios) if hosts[rank] == host]
             is_node = len(own) == list(hosts.values()).count(host) < len(hosts)
             for group in [own] if is_node else [[rank] for rank in own]:
-                found.append(Laggard(tuple(group), host, is_node, what, max(ratios[rank] for rank in group)))
+                found.append(
+                    Laggard(tuple(group), host, is_node, what, max(ratios[rank] for rank in group))
+                )
     return tuple(sorted(found, key=lambda each: -each.times_median))
 
 
 def _lateness(reports: Reports, work_s: float) -> dict[int, float]:
-    """Return 1 + how long the others wait for each rank, in units of the median rank's work; 1 for those in time.
+    """Return 1 + how long the others wait for each rank, in units of the median rank's work; 1 for
+    those in time.
 
-    The last to arrive at an all-reduce waits least in it: a round's longest wait less the own one is how late it came.
+    The last to arrive at an all-reduce waits least in it: a round's longest wait less the own one
+    is how late it came.
     """
-    longest = [max(waits) for waits in zip(*(report["wait_s"] for report in reports.values()), strict=True)]
+    longest = [
+        max(waits) for waits in zip(*(report["wait_s"] for report in reports.values()), strict=True)
+    ]
     late = {
-        rank: statistics.median(most - own for most, own in zip(longest, report["wait_s"], strict=True))
+        rank: statistics.median(
+            most - own for most, own in zip(longest, report["wait_s"], strict=True)
+        )
         for rank, report in reports.items()
     }
     earliest = min(late.values())
-    return {rank: 1 + (s - earliest) / work_s if s - earliest > LATE * work_s else 1.0 for rank, s in late.items()}
+    return {
+        rank: 1 + (s - earliest) / work_s if s - earliest > LATE * work_s else 1.0
+        for rank, s in late.items()
+    }
 
 
 def _pairs(reports: Reports, level: str) -> dict[int, float]:
-    """Return each rank's fastest message, which a slow rank does not have; only of ranks that met several."""
+    """Return each rank's fastest message, which a slow rank does not have; only of ranks that met
+    several.
+    """
     times = {
-        rank: [pair["time_s"] for pair in report["pairs"] if pair["level"] == level] for rank, report in reports.items()
+        rank: [pair["time_s"] for pair in report["pairs"] if pair["level"] == level]
+        for rank, report in reports.items()
     }
     return {rank: min(taken) for rank, taken in times.items() if len(taken) > 1}

@@ -1,4 +1,6 @@
-"""Checks of one machine: installed software, accelerators and limits; and the table of all checks."""
+"""Checks of one machine: installed software, accelerators and limits; and the table of all
+checks.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,32 @@ from packaging.requirements import Requirement
 
 from frontrunner.evaluators.cluster.environment import COLLECTIVES, job_environment
 from frontrunner.evaluators.diagnostics.doctor import site
-from frontrunner.evaluators.diagnostics.doctor.check import NOTE, PROBLEM, WARNING, Check, Needs, judge, run_checks
+from frontrunner.evaluators.diagnostics.doctor.check import (
+    NOTE,
+    PROBLEM,
+    WARNING,
+    Check,
+    Needs,
+    judge,
+    run_checks,
+)
 from frontrunner.evaluators.external.trainers import NEVER_RAN
-from frontrunner.evaluators.probe.this_machine import Torch, cpu_name, detect, processors, torch_facts
+from frontrunner.evaluators.probe.this_machine import (
+    Torch,
+    cpu_name,
+    detect,
+    processors,
+    torch_facts,
+)
 from frontrunner.results.provenance import GPU_DRIVER_FILES
 from frontrunner.spaces.cluster import GIB
 from frontrunner.spaces.errors import installing
 
 MIN_PYTHON = (3, 11)
 MIN_SQLITE = (3, 35, 0)
-"""The first with RETURNING, by which rows are claimed (https://www.sqlite.org/lang_returning.html)."""
+"""The first with RETURNING, by which rows are claimed
+(https://www.sqlite.org/lang_returning.html).
+"""
 COMPILERS = ("c++", "g++", "clang++", "icpx", "hipcc")
 
 
@@ -50,11 +68,15 @@ PLATFORMS = {
 INTEL = "0x8086"
 """Vendor of Intel's render nodes: a render node alone may be any graphics card."""
 MIN_OPEN_FILES = 4096
-"""Assumed: a rank of a full mesh of sockets holds one for each of its peers, for each group that it is in."""
+"""Assumed: a rank of a full mesh of sockets holds one for each of its peers, for each group that it
+is in.
+"""
 
 
 class Package(NamedTuple):
-    """A required package, its installed version (None: not installed), and the extra that requires it."""
+    """A required package, its installed version (None: not installed), and the extra that requires
+    it.
+    """
 
     required: Requirement
     installed: str | None
@@ -63,11 +85,15 @@ class Package(NamedTuple):
     @property
     def fits(self) -> bool:
         """Whether it is installed, in the range."""
-        return self.installed is not None and self.required.specifier.contains(self.installed, prereleases=True)
+        return self.installed is not None and self.required.specifier.contains(
+            self.installed, prereleases=True
+        )
 
 
 class Accelerators(NamedTuple):
-    """Backend of the accelerators that the system shows (None: none), and the first line of the driver's version."""
+    """Backend of the accelerators that the system shows (None: none), and the first line of the
+    driver's version.
+    """
 
     backend: str | None
     driver: str | None
@@ -79,15 +105,18 @@ def examine(needs: Needs) -> tuple[Check, ...]:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     uses = {"has_fabric": bool(fabric.kinds), "has_devices": bool(torch.devices)}
     return run_checks([
-        ("software", "python", lambda: check_versions(sys.version_info[:3], sqlite3.sqlite_version_info)),
+        ("software", "python", lambda: check_versions(sys.version_info[:3],
+            sqlite3.sqlite_version_info)),
         ("software", "packages", lambda: check_packages(gather_packages(), needs.packages)),
         ("software", "trainer", lambda: check_trainer(needs.trainer)),
         ("software", "compiler", lambda: check_tools(compiler, shutil.which("ninja"), needs)),
         ("devices", "torch", lambda: check_torch(torch, system)),
         ("devices", "devices", lambda: check_devices(torch, system)),
         ("devices", "collectives", lambda: check_collectives(torch)),
-        ("devices", "campaign", lambda: check_needed_devices(torch, needs, processors()["devices_per_node"])),
-        ("job", "scheduler", lambda: site.check_schedulers(site.gather_schedulers(), needs.scheduler)),
+        ("devices", "campaign", lambda: check_needed_devices(torch, needs,
+            processors()["devices_per_node"])),
+        ("job", "scheduler", lambda: site.check_schedulers(site.gather_schedulers(),
+            needs.scheduler)),
         ("job", "allocation", lambda: site.check_job(job_environment(os.environ, detect()), needs)),
         *([("job", "ray", partial(site.ray_checks, needs.ray))] if needs.ray else []),
         ("network", "host name", lambda: site.check_host(*site.gather_host())),
@@ -101,7 +130,9 @@ def examine(needs: Needs) -> tuple[Check, ...]:
 
 
 def check_versions(python: tuple[int, ...], sqlite: tuple[int, ...]) -> Iterator[Check]:
-    """Require a Python that this version runs on, and the SQLite in it that stores in files need."""
+    """Require a Python that this version runs on, and the SQLite in it that stores in files
+    need.
+    """
     found, least = (".".join(map(str, each)) for each in (sqlite, MIN_SQLITE))
     remedy = "install Python 3.11 or later, and frontrunner with it"
     text = f"{'.'.join(map(str, python))}, {platform.machine()}"
@@ -111,7 +142,9 @@ def check_versions(python: tuple[int, ...], sqlite: tuple[int, ...]) -> Iterator
 
 
 def gather_packages() -> tuple[Package, ...]:
-    """Return the packages that frontrunner's own metadata requires, with the versions that are installed."""
+    """Return the packages that frontrunner's own metadata requires, with the versions that are
+    installed.
+    """
     found = []
     for line in metadata.requires("frontrunner") or []:
         required = Requirement(line)
@@ -125,8 +158,12 @@ def gather_packages() -> tuple[Package, ...]:
 
 
 def check_packages(packages: Sequence[Package], needed: Sequence[str]) -> Iterator[Check]:
-    """Require default packages and those that the campaign needs; extras that are not installed are one note."""
-    required = [package for package in packages if package.extra is None or package.required.name in needed]
+    """Require default packages and those that the campaign needs; extras that are not installed are
+    one note.
+    """
+    required = [
+        package for package in packages if package.extra is None or package.required.name in needed
+    ]
     for package in required:
         if not package.fits:
             name = package.required.name
@@ -135,8 +172,13 @@ def check_packages(packages: Sequence[Package], needed: Sequence[str]) -> Iterat
             what = f"frontrunner[{package.extra}]" if package.extra else range_
             yield Check(name, f"{name} {how}: expected {range_}", PROBLEM, installing(what))
     if all(package.fits for package in required):
-        yield Check("packages", ", ".join(f"{package.required.name} {package.installed}" for package in required))
-    missing = sorted({str(each.extra) for each in packages if each not in required and not each.fits})
+        yield Check(
+            "packages",
+            ", ".join(f"{package.required.name} {package.installed}" for package in required),
+        )
+    missing = sorted(
+        {str(each.extra) for each in packages if each not in required and not each.fits}
+    )
     if missing:
         remedy = f"{installing('frontrunner[NAME]')} for what they add"
         yield Check("extras", f"extras not installed: {', '.join(missing)}", NOTE, remedy)
@@ -145,14 +187,20 @@ def check_packages(packages: Sequence[Package], needed: Sequence[str]) -> Iterat
 def check_trainer(name: str | None) -> Iterator[Check]:
     """Check whether probes of a campaign's ready-made trainer have ever run."""
     if name in NEVER_RAN:
-        remedy = "start with --set budget.probes=2, and read command.log of both beside frontrunner show"
-        yield Check("trainer", f"{name} was never run by the project: it needs a GPU", WARNING, remedy)
+        remedy = (
+            "start with --set budget.probes=2, and read command.log of both beside frontrunner show"
+        )
+        yield Check(
+            "trainer", f"{name} was never run by the project: it needs a GPU", WARNING, remedy
+        )
     elif name is not None:
         yield Check("trainer", f"{name} was run by the project, on processors alone")
 
 
 def check_tools(compiler: str | None, ninja: str | None, needs: Needs) -> Iterator[Check]:
-    """Require a compiler for torch.compile and ninja for DeepSpeed's operators, where a campaign uses them."""
+    """Require a compiler for torch.compile and ninja for DeepSpeed's operators, where a campaign
+    uses them.
+    """
     offloads = needs.disk_folder is not None
     if compiler is None:
         found = "a C++ compiler is not on PATH: torch.compile cannot be used"
@@ -174,18 +222,29 @@ def gather_accelerators(root: Path = Path("/")) -> Accelerators:
     def is_shown(backend: str) -> bool:
         files = any(root.glob(PLATFORMS[backend].devices))
         makers = root.glob("sys/class/drm/renderD*/device/vendor")
-        return files and (backend != "xpu" or any(path.read_text("utf-8").strip() == INTEL for path in makers))
+        return files and (
+            backend != "xpu" or any(path.read_text("utf-8").strip() == INTEL for path in makers)
+        )
 
     backend = next(filter(is_shown, PLATFORMS), None)
-    files = [root / GPU_DRIVER_FILES[name] for name in (PLATFORMS[backend].drivers if backend else ())]
+    files = [
+        root / GPU_DRIVER_FILES[name] for name in (PLATFORMS[backend].drivers if backend else ())
+    ]
     drivers = [file for file in files if file.is_file()]
-    return Accelerators(backend, drivers[0].read_text("utf-8").split("\n")[0].strip() if drivers else None)
+    return Accelerators(
+        backend, drivers[0].read_text("utf-8").split("\n")[0].strip() if drivers else None
+    )
 
 
 def check_torch(torch: Torch, system: Accelerators) -> Iterator[Check]:
     """Compare torch's build with the devices that the system shows."""
     if torch.error is not None:
-        yield Check("torch", torch.error, PROBLEM, "run: python -c 'import torch', and reinstall torch if it fails")
+        yield Check(
+            "torch",
+            torch.error,
+            PROBLEM,
+            "run: python -c 'import torch', and reinstall torch if it fails",
+        )
         return
     build = f"{torch.version}, built for {' '.join(torch.platform)}".rstrip()
     if system.backend in (None, torch.platform[0]) or torch.devices:
@@ -198,21 +257,32 @@ def check_torch(torch: Torch, system: Accelerators) -> Iterator[Check]:
 
 
 def check_devices(torch: Torch, system: Accelerators) -> Iterator[Check]:
-    """List the devices that torch sees, on a machine without accelerators its processors, and the driver's version."""
+    """List the devices that torch sees, on a machine without accelerators its processors, and the
+    driver's version.
+    """
     maker = PLATFORMS[system.backend].maker if system.backend else ""
     if torch.devices:
-        counts = Counter(f"{device['name']}, {device['memory_bytes'] / GIB:.1f} GiB" for device in torch.devices)
+        counts = Counter(
+            f"{device['name']}, {device['memory_bytes'] / GIB:.1f} GiB" for device in torch.devices
+        )
         found = "; ".join(f"{count} x {name}" for name, count in counts.items())
         remedy = "probe on devices of one kind: the slowest sets the pace of all"
         yield judge("devices", found, fine=len(counts) == 1, otherwise=WARNING, remedy=remedy)
     elif maker and system.backend == torch.platform[0]:
         found = f"torch sees none of this machine's {maker} devices"
         found += f": {torch.device_error}" if torch.device_error else ""
-        remedy = "check the driver, the permissions of the device files, and variables that hide devices"
+        remedy = (
+            "check the driver, the permissions of the device files, and variables that hide devices"
+        )
         yield Check("devices", found, PROBLEM, remedy)
     else:
         found = f"no accelerator; {processors()['devices_per_node']} processors, {cpu_name()}"
-        yield Check("devices", found, NOTE, "cpu clusters run here; on a login node, run this inside a job instead")
+        yield Check(
+            "devices",
+            found,
+            NOTE,
+            "cpu clusters run here; on a login node, run this inside a job instead",
+        )
     if maker:
         found = system.driver or f"{maker} devices are shown, but no version of their driver"
         remedy = "in a container the driver is the host's: check there"
@@ -237,14 +307,27 @@ def check_needed_devices(torch: Torch, needs: Needs, cores: int) -> Iterator[Che
     if needs.backend is None or torch.error is not None:
         return
     fine, found = True, f"its cluster's {needs.backend} devices are of this machine's kind"
-    bad, ranks, remedy = PROBLEM, needs.devices_per_node or 0, "run this on a node of that cluster, inside a job"
+    bad, ranks, remedy = (
+        PROBLEM,
+        needs.devices_per_node or 0,
+        "run this on a node of that cluster, inside a job",
+    )
     if needs.backend not in ("cpu", torch.backend):
-        fine, found = False, f"its cluster has {needs.backend} devices, this machine {torch.backend}"
+        fine, found = (
+            False,
+            f"its cluster has {needs.backend} devices, this machine {torch.backend}",
+        )
     elif needs.backend != "cpu" and len(torch.devices) < ranks:
-        fine, found = False, f"its cluster has {ranks} devices per node, this machine shows {len(torch.devices)}"
+        fine, found = (
+            False,
+            f"its cluster has {ranks} devices per node, this machine shows {len(torch.devices)}",
+        )
     elif needs.backend == "cpu" and cores < ranks:
         fine, bad = False, WARNING
-        found = f"its cluster has {ranks} ranks per node, and they share this machine's {cores} processors"
+        found = (
+            f"its cluster has {ranks} ranks per node, and they share this machine's {cores}"
+            " processors"
+        )
         remedy = f"expect slow and noisy steps, or set cluster.devices_per_node to at most {cores}"
     otherwise = bad if needs.scheduler is None else NOTE  # a batch system may run probes elsewhere
     yield judge("campaign", found, fine=fine, otherwise=otherwise, remedy=remedy)
@@ -254,7 +337,9 @@ def check_needed_devices(torch: Torch, needs: Needs, cores: int) -> Iterator[Che
 
 
 class Limits(NamedTuple):
-    """Memory of the machine, limits on it by what sets them, and limits of this process; None is no limit."""
+    """Memory of the machine, limits on it by what sets them, and limits of this process; None is no
+    limit.
+    """
 
     memory_bytes: int
     free_bytes: int
@@ -269,7 +354,9 @@ def gather_limits() -> Limits:
     """Return the limits of cgroups, of `ulimit` and of /dev/shm."""
 
     def limits(kind: int) -> tuple[int | None, int | None]:
-        soft, hard = (None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(kind))
+        soft, hard = (
+            None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(kind)
+        )
         return soft, hard
 
     address_space, _ = limits(resource.RLIMIT_AS)
@@ -293,31 +380,58 @@ def gather_limits() -> Limits:
 
 
 def check_limits(limits: Limits, *, has_fabric: bool, has_devices: bool) -> Iterator[Check]:
-    """Check what ranks need: all memory, sockets, memory that network cards register, and /dev/shm between them.
+    """Check what ranks need: all memory, sockets, memory that network cards register, and /dev/shm
+    between them.
 
-    NCCL's troubleshooting guide asks containers, whose default for /dev/shm is 64 MiB, for --shm-size=1g.
+    NCCL's troubleshooting guide asks containers, whose default for /dev/shm is 64 MiB, for
+    --shm-size=1g.
     """
-    total, files, hard, locked = limits.memory_bytes, limits.open_files, limits.most_open_files, limits.locked_bytes
+    total, files, hard, locked = (
+        limits.memory_bytes,
+        limits.open_files,
+        limits.most_open_files,
+        limits.locked_bytes,
+    )
     found = f"{total / GIB:,.1f} GiB, {limits.free_bytes / GIB:,.1f} GiB free"
-    least, by = min(((limit, by) for by, limit in limits.memory_limits.items()), default=(total, ""))
+    least, by = min(
+        ((limit, by) for by, limit in limits.memory_limits.items()), default=(total, "")
+    )
     is_less = least < total  # cgroups of version 1 have a huge value for no limit
     found += f"; at most {least / GIB:,.1f} GiB by {by}" if is_less else ""
     remedy = "request all memory of a node (Slurm: --mem=0) if probes should have it"
     yield judge("memory", found, fine=not is_less, otherwise=NOTE, remedy=remedy)
 
-    fine, can_raise = files is None or files >= MIN_OPEN_FILES, hard is None or hard >= MIN_OPEN_FILES
+    fine, can_raise = (
+        files is None or files >= MIN_OPEN_FILES,
+        hard is None or hard >= MIN_OPEN_FILES,
+    )
     found = "no limit" if files is None else f"{files:,}"
     found += "" if fine else f": expected {MIN_OPEN_FILES:,} for the sockets of many ranks"
-    remedy = f"ulimit -n {MIN_OPEN_FILES}" if can_raise else "ask the administrator for a higher hard limit (nofile)"
+    remedy = (
+        f"ulimit -n {MIN_OPEN_FILES}"
+        if can_raise
+        else "ask the administrator for a higher hard limit (nofile)"
+    )
     yield judge("open files", found, fine=fine, otherwise=WARNING, remedy=remedy)
 
     found = "no limit" if locked is None else f"at most {locked / 2**20:,.1f} MiB"
     found += "; nothing here needs more" if locked is not None and not has_fabric else ""
-    remedy = "ulimit -l unlimited, or ask the administrator (memlock): the network registers its buffers"
-    yield judge("locked memory", found, fine=locked is None or not has_fabric, otherwise=WARNING, remedy=remedy)
+    remedy = (
+        "ulimit -l unlimited, or ask the administrator (memlock): the network registers its buffers"
+    )
+    yield judge(
+        "locked memory",
+        found,
+        fine=locked is None or not has_fabric,
+        otherwise=WARNING,
+        remedy=remedy,
+    )
 
     shared = limits.shared_bytes
     found = f"{shared / GIB:,.1f} GiB" if shared >= GIB else f"{shared / 2**20:,.0f} MiB"
     fine = shared >= GIB or (shared > 0 and not has_devices)
-    remedy = "mount a /dev/shm, or start the container with --shm-size=1g or more: ranks of a node exchange buffers"
+    remedy = (
+        "mount a /dev/shm, or start the container with --shm-size=1g or more: ranks of a node"
+        " exchange buffers"
+    )
     yield judge("shared memory", found, fine=fine, otherwise=WARNING, remedy=remedy)

@@ -1,7 +1,8 @@
-"""Check of a node that was set aside, `python -P -m frontrunner.evaluators.diagnostics.doctor.node STEP.json`.
+"""Check of a node that was set aside, `python -P -m frontrunner.evaluators.diagnostics.doctor.node
+STEP.json`.
 
-It runs there as a step of its own: the examination of `frontrunner doctor`, and all-reduces on as many real ranks as a
-probe has on a node. What is not fine is the `trouble` of the node's report.
+It runs there as a step of its own: the examination of `frontrunner doctor`, and all-reduces on as
+many real ranks as a probe has on a node. What is not fine is the `trouble` of the node's report.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import socket
 
 from frontrunner.evaluators.cluster.agent import NodeAgent, main
 from frontrunner.evaluators.diagnostics.doctor.check import Needs, Status
-from frontrunner.evaluators.diagnostics.doctor.collective_test import collective_checks, run_collective_test
+from frontrunner.evaluators.diagnostics.doctor.collective_test import (
+    collective_checks,
+    run_collective_test,
+)
 from frontrunner.evaluators.diagnostics.doctor.machine import examine
 from frontrunner.evaluators.diagnostics.ranks import Place
 from frontrunner.evaluators.probe import TORCH_DEVICES
@@ -32,7 +36,9 @@ class DoctorAgent(NodeAgent):
             where, device=TORCH_DEVICES[backend], deadline_s=self._step.deadline_s / 2, nodes=host
         )
         checks += collective_checks(tested) if tested is not None else ()
-        if found := "; ".join(f"{one.name}: {one.found}" for one in checks if one.status is Status.PROBLEM):
+        if found := "; ".join(
+            f"{one.name}: {one.found}" for one in checks if one.status is Status.PROBLEM
+        ):
             raise FrontrunnerError(found)
 
 

@@ -24,11 +24,22 @@ def runs_around(make: Callable[..., CampaignSpec]) -> Callable[..., None]:
 
     @click.argument("recipe")
     @click.option(
-        "--campaign", type=opt.FILE, callback=opt.remember, metavar="FILE", help="Measure it as this file's recipes."
+        "--campaign",
+        type=opt.FILE,
+        callback=opt.remember,
+        metavar="FILE",
+        help="Measure it as this file's recipes.",
     )
-    @click.option("--name", help="The new campaign's name [default: the recipe's campaign's, -sweep or -scale].")
-    @click.option("--preview", is_flag=True, help="Print what would be measured, with estimates; run nothing.")
-    @click.option("--repeats", type=int, default=1, show_default=True, help="Measurements of each recipe.")
+    @click.option(
+        "--name",
+        help="The new campaign's name [default: the recipe's campaign's, -sweep or -scale].",
+    )
+    @click.option(
+        "--preview", is_flag=True, help="Print what would be measured, with estimates; run nothing."
+    )
+    @click.option(
+        "--repeats", type=int, default=1, show_default=True, help="Measurements of each recipe."
+    )
     @opt.budget_options("at most")
     @opt.store_option
     @opt.json_option
@@ -55,7 +66,9 @@ def runs_around(make: Callable[..., CampaignSpec]) -> Callable[..., None]:
             return
         url = store_url(store)
         with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
-            conclusion = sweeps.launch(spec, store=url, name=name, listener=listener, on_driver=on_driver)
+            conclusion = sweeps.launch(
+                spec, store=url, name=name, listener=listener, on_driver=on_driver
+            )
         finish(conclusion, listener.campaign, url, stopped=on_driver.exit_code, as_json=as_json)
 
     return command
@@ -67,25 +80,35 @@ def runs_around(make: Callable[..., CampaignSpec]) -> Callable[..., None]:
     "dimensions",
     multiple=True,
     metavar="NAME[=VALUE,VALUE]",
-    help="A dimension to vary, and its values [default: all that the recipe's campaign varies]. Repeatable.",
+    help=(
+        "A dimension to vary, and its values [default: all that the recipe's campaign varies]."
+        " Repeatable."
+    ),
 )
 @runs_around
-def sweep(source: sweeps.Source, budget: Budget, repeats: int, dimensions: tuple[str, ...]) -> CampaignSpec:
-    """Measure RECIPE with each value of a dimension, while all others stay: what each choice is worth.
+def sweep(
+    source: sweeps.Source, budget: Budget, repeats: int, dimensions: tuple[str, ...]
+) -> CampaignSpec:
+    """Measure RECIPE with each value of a dimension, while all others stay: what each choice is
+    worth.
 
-    RECIPE is a stored recipe, or the path of a recipe file. It runs as a campaign of its own: `status`, `resume` and
-    `report` take it as any other. Results of the last 7 days are reused.
+    RECIPE is a stored recipe, or the path of a recipe file. It runs as a campaign of its own:
+    `status`, `resume` and `report` take it as any other. Results of the last 7 days are reused.
     """
     return sweeps.sweep_spec(source, dimensions, budget, repeats)
 
 
 @click.command()
-@click.option("--nodes", metavar="N,N,...", required=True, help="Numbers of nodes; the recipe's own is added.")
+@click.option(
+    "--nodes", metavar="N,N,...", required=True, help="Numbers of nodes; the recipe's own is added."
+)
 @runs_around
 def scale(source: sweeps.Source, budget: Budget, repeats: int, nodes: str) -> CampaignSpec:
-    """Measure RECIPE on several numbers of nodes: strong and weak scaling, with more or fewer replicas.
+    """Measure RECIPE on several numbers of nodes: strong and weak scaling, with more or fewer
+    replicas.
 
-    RECIPE is a stored recipe, or the path of a recipe file. Strong scaling keeps the global batch, weak scaling that
-    of each replica. It runs as a campaign of its own: `status`, `resume` and `report` take it as any other.
+    RECIPE is a stored recipe, or the path of a recipe file. Strong scaling keeps the global batch,
+    weak scaling that of each replica. It runs as a campaign of its own: `status`, `resume` and
+    `report` take it as any other.
     """
     return sweeps.scale_spec(source, opt.counts("--nodes", nodes), budget, repeats)

@@ -44,7 +44,10 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "export": ("maintain:export", "Export a recipe as another tool's configuration."),
         "checkpoint": ("training:checkpoint", "Export a replay's checkpoint as a published model."),
         "generate": ("training:generate", "Sample text from a replay's checkpoint."),
-        "import-config": ("maintain:import_config", "Read another tool's configuration as a recipe."),
+        "import-config": (
+            "maintain:import_config",
+            "Read another tool's configuration as a recipe.",
+        ),
         "store": ("maintain:store", "Check, back up, upgrade, copy and prune stores."),
         "rename": ("maintain:rename", "Give a campaign another name."),
         "label": ("maintain:label", "Tag a campaign, note something, or hide it."),
@@ -67,7 +70,9 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "film": ("query:film", "Write the search, probe by probe, as a film."),
     },
 }
-"""Commands by section of the help page: name -> (module:function under `frontrunner.cli`, one line)."""
+"""Commands by section of the help page: name -> (module:function under `frontrunner.cli`, one
+line).
+"""
 
 EPILOG = """
 Example: frontrunner launch examples/laptop.toml
@@ -87,7 +92,9 @@ class Commands(SuggestingGroup):
         for section in SECTIONS.values():
             if name in section:
                 module, function = section[name][0].split(":")
-                command: click.Command = getattr(import_module(f"frontrunner.cli.{module}"), function)
+                command: click.Command = getattr(
+                    import_module(f"frontrunner.cli.{module}"), function
+                )
                 return command
         return None
 
@@ -107,7 +114,9 @@ class Commands(SuggestingGroup):
                 formatter.write_dl([(name, text) for name, (_, text) in section.items()])
 
 
-@click.command(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name="frontrunner", prog_name="frontrunner")
 def frontrunner() -> None:
     """Find the fastest way to train a given transformer on given machines.
@@ -117,9 +126,13 @@ def frontrunner() -> None:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake ends with one message and its exit code, never a traceback."""
+    """Run the command line; a user's mistake ends with one message and its exit code, never a
+    traceback.
+    """
     try:
-        for argument in sys.argv[1:]:  # invalid UTF-8 arrives as lone surrogates, which no store or terminal accepts
+        for argument in sys.argv[
+            1:
+        ]:  # invalid UTF-8 arrives as lone surrogates, which no store or terminal accepts
             if any("\ud800" <= character <= "\udfff" for character in argument):
                 raise InvalidInput(f"argument {argument!a} is not valid UTF-8")
         frontrunner(standalone_mode=False, prog_name="frontrunner")
@@ -138,12 +151,16 @@ def main() -> None:
         _print_error("interrupted", None)
         sys.exit(130)
     except OSError as error:
-        _print_error(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), None)
+        _print_error(
+            f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), None
+        )
         sys.exit(1)
 
 
 def _usage(error: click.UsageError) -> str:
-    """Return the command that was meant, where its name is the first word too many; else the one that helps."""
+    """Return the command that was meant, where its name is the first word too many; else the one
+    that helps.
+    """
     if error.ctx is None:
         return f"{started_by()} --help"
     words = re.search(r"unexpected extra arguments? \((\S+)(.*)\)", error.format_message())

@@ -1,4 +1,6 @@
-"""Commands that maintain stores, and exchange recipes and measurements: store, archive, export, import."""
+"""Commands that maintain stores, and exchange recipes and measurements: store, archive, export,
+import.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from frontrunner.results.transfer import Archived, Copied, Unarchived
 from frontrunner.spaces.errors import NothingLegal, StoreUnusable, bad_value, did_you_mean, writing
 from frontrunner.store import LocalStore
 from frontrunner.text import counted, plain
-from frontrunner.views.results import print_check, print_deleted, print_import, print_labels, print_prunable
+from frontrunner.views.results import (
+    print_check,
+    print_deleted,
+    print_import,
+    print_labels,
+    print_prunable,
+)
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
@@ -45,7 +53,8 @@ def check(store: str | None, *, as_json: bool) -> None:
     if not found.is_sound:
         broken = sum(finding.is_fault for finding in found.findings)
         raise StoreUnusable(
-            f"{found.store}: {broken} of {found.rules} rules do not hold", hint="restore a backup, or report this"
+            f"{found.store}: {broken} of {found.rules} rules do not hold",
+            hint="restore a backup, or report this",
         )
 
 
@@ -53,7 +62,8 @@ def check(store: str | None, *, as_json: bool) -> None:
 @click.argument("file", type=opt.FILE, required=False)
 @opt.store_option
 def backup(file: Path | None, store: str | None) -> None:
-    """Back the store up to FILE (default: next to it, named after the time). Drivers may keep running.
+    """Back the store up to FILE (default: next to it, named after the time). Drivers may keep
+    running.
 
     The backup is a store in an SQLite file, also that of a PostgreSQL store.
     """
@@ -69,7 +79,9 @@ def upgrade(store: str | None) -> None:
     if done.backup is None:
         click.echo(f"{plain(done.store)} is up to date: revision {done.now}")
         return
-    click.echo(f"{plain(done.store)}: revision {done.before} -> {done.now}; the backup is {done.backup}")
+    click.echo(
+        f"{plain(done.store)}: revision {done.before} -> {done.now}; the backup is {done.backup}"
+    )
 
 
 @store.command(short_help="Copy every campaign into a new store.")
@@ -82,7 +94,8 @@ def upgrade(store: str | None) -> None:
     )
 )
 def copy(source: str, target: str) -> Copied:
-    """Copy every campaign of the store FROM into TO, a new store in the same or another kind of database.
+    """Copy every campaign of the store FROM into TO, a new store in the same or another kind of
+    database.
 
     It also restores a backup, to a new name.
     """
@@ -97,8 +110,8 @@ def copy(source: str, target: str) -> Copied:
 def prune(campaign: str | None, store: str | None, *, yes: bool, as_json: bool) -> None:
     """List or remove the run folders of CAMPAIGN (default: every finished one) that nothing needs.
 
-    Outcomes stay in the store, with the log tails of failures. Folders of outcomes that the store lacks, of replays
-    and of unfinished campaigns stay too.
+    Outcomes stay in the store, with the log tails of failures. Folders of outcomes that the store
+    lacks, of replays and of unfinished campaigns stay too.
     """
     found = api.prune_store(campaign, store=store) if yes else api.prunable(campaign, store=store)
     if as_json:
@@ -112,7 +125,9 @@ def prune(campaign: str | None, store: str | None, *, yes: bool, as_json: bool) 
 @click.argument("name", metavar="NEW")
 @opt.backend_options
 def rename(campaign: str, name: str, backend: Backend) -> None:
-    """Give the campaign OLD the name NEW; its run folders keep theirs. Refused while a driver holds it."""
+    """Give the campaign OLD the name NEW; its run folders keep theirs. Refused while a driver holds
+    it.
+    """
     backend.rename(campaign, name)
     click.echo(f"campaign {campaign} is now {name}")
 
@@ -120,9 +135,13 @@ def rename(campaign: str, name: str, backend: Backend) -> None:
 @click.command()
 @click.argument("campaign")
 @click.option("--tag", "added", multiple=True, metavar="TAG", help="Add a tag; may be repeated.")
-@click.option("--untag", "removed", multiple=True, metavar="TAG", help="Remove a tag; may be repeated.")
+@click.option(
+    "--untag", "removed", multiple=True, metavar="TAG", help="Remove a tag; may be repeated."
+)
 @click.option("--note", metavar="TEXT", help="Replace the note; an empty one removes it.")
-@click.option("--hide/--unhide", "hidden", default=None, help="Leave it out of lists, or list it again.")
+@click.option(
+    "--hide/--unhide", "hidden", default=None, help="Leave it out of lists, or list it again."
+)
 @opt.backend_options
 @opt.prints(print_labels)
 def label(
@@ -133,15 +152,18 @@ def label(
     hidden: bool | None,  # noqa: FBT001 - click passes it by name
     backend: Backend,
 ) -> Labels:
-    """Print or change the tags and the note of CAMPAIGN, also while it runs, and whether lists leave it out.
+    """Print or change the tags and the note of CAMPAIGN, also while it runs, and whether lists
+    leave it out.
 
-    `frontrunner campaigns` and the page of campaigns find campaigns by their tags and notes. One that is hidden keeps
-    everything: it is found with --all.
+    `frontrunner campaigns` and the page of campaigns find campaigns by their tags and notes. One
+    that is hidden keeps everything: it is found with --all.
     """
     now = backend.label(campaign)
     for tag in removed:
         if tag not in now.tags:
-            raise bad_value("--untag", tag, f"a tag of campaign {campaign}", hint=did_you_mean(tag, now.tags))
+            raise bad_value(
+                "--untag", tag, f"a tag of campaign {campaign}", hint=did_you_mean(tag, now.tags)
+            )
     tags = [tag for tag in (*now.tags, *added) if tag not in removed] if added or removed else None
     return backend.label(campaign, tags=tags, note=note, hidden=hidden)
 
@@ -152,7 +174,8 @@ def label(
 @opt.backend_options
 @opt.prints(print_deleted)
 def delete(campaign: str, backend: Backend, *, yes: bool) -> Deleted:
-    """List what belongs to CAMPAIGN, or delete it: its outcomes and events, and its run folders as in `store prune`.
+    """List what belongs to CAMPAIGN, or delete it: its outcomes and events, and its run folders as
+    in `store prune`.
 
     Refused while a driver holds it. Other campaigns keep what they took over from it.
     """
@@ -164,10 +187,14 @@ def delete(campaign: str, backend: Backend, *, yes: bool) -> Deleted:
 @click.argument("file", type=opt.FILE)
 @opt.store_option
 @opt.prints(
-    lambda done: click.echo(f"{done.file}: campaign {done.campaign}, {done.rows:,} rows, sha256 {done.sha256[:12]}")
+    lambda done: click.echo(
+        f"{done.file}: campaign {done.campaign}, {done.rows:,} rows, sha256 {done.sha256[:12]}"
+    )
 )
 def archive(campaign: str, file: Path, store: str | None) -> Archived:
-    """Write CAMPAIGN, with every outcome and event, to FILE, one portable file that `unarchive` reads elsewhere."""
+    """Write CAMPAIGN, with every outcome and event, to FILE, one portable file that `unarchive`
+    reads elsewhere.
+    """
     return api.archive(campaign, file, store=store)
 
 
@@ -175,7 +202,11 @@ def archive(campaign: str, file: Path, store: str | None) -> Archived:
 @click.argument("file", type=opt.FILE)
 @click.option("--name", help="The campaign's name here [default: its own].")
 @opt.store_option
-@opt.prints(lambda it: click.echo(f"{plain(it.store)}: campaign {it.campaign}, {it.rows:,} rows from {it.file}"))
+@opt.prints(
+    lambda it: click.echo(
+        f"{plain(it.store)}: campaign {it.campaign}, {it.rows:,} rows from {it.file}"
+    )
+)
 def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
     """Add the campaign in FILE, which `archive` wrote, to the store.
 
@@ -185,16 +216,27 @@ def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
 
 
 @click.command()
-@click.argument("words", nargs=-1, required=True, metavar="RECIPE_ID | FILE | CAMPAIGN | CHOICE=VALUE...")
-@click.option("--to", required=True, metavar="TOOL", help="What to write; the tools are listed above.")
+@click.argument(
+    "words", nargs=-1, required=True, metavar="RECIPE_ID | FILE | CAMPAIGN | CHOICE=VALUE..."
+)
+@click.option(
+    "--to", required=True, metavar="TOOL", help="What to write; the tools are listed above."
+)
 @click.option("--out", type=opt.FILE, metavar="FILE", help="Where to write it [default: stdout].")
 @click.option(
     "--data",
     metavar="FILE",
-    help="For slurm, pbs, lsf, kubernetes and recipe: train on FILE, on [data] of FILE.toml, or on `built-in` text.",
+    help=(
+        "For slurm, pbs, lsf, kubernetes and recipe: train on FILE, on [data] of FILE.toml, or on"
+        " `built-in` text."
+    ),
 )
 @opt.file_option
-@click.option("--storage", metavar="URL", help="With --to optuna: the study's database, as sqlite:///study.db.")
+@click.option(
+    "--storage",
+    metavar="URL",
+    help="With --to optuna: the study's database, as sqlite:///study.db.",
+)
 @opt.store_option
 @opt.server_option
 def export(
@@ -208,14 +250,15 @@ def export(
 ) -> None:
     """Export RECIPE_ID, or a recipe file, as another tool's configuration.
 
-    With --campaign FILE it is a recipe of this file's space, measured or not: by its id, or by choices that leave one.
+    With --campaign FILE it is a recipe of this file's space, measured or not: by its id, or by
+    choices that leave one.
 
-    TOOL is megatron-lm, megatron-deepspeed, deepspeed, nemo, torchtitan, nanotron or accelerate; slurm, pbs or lsf
-    for a batch script, kubernetes for a JobSet's manifest; recipe for a recipe file, which loses nothing. What a tool
-    cannot express is refused with the reason.
+    TOOL is megatron-lm, megatron-deepspeed, deepspeed, nemo, torchtitan, nanotron or accelerate;
+    slurm, pbs or lsf for a batch script, kubernetes for a JobSet's manifest; recipe for a recipe
+    file, which loses nothing. What a tool cannot express is refused with the reason.
 
-    Of a campaign file FILE.toml, slurm, pbs or lsf writes a batch script whose driver stops before its job's time is
-    up; it submits itself again until the campaign is over.
+    Of a campaign file FILE.toml, slurm, pbs or lsf writes a batch script whose driver stops before
+    its job's time is up; it submits itself again until the campaign is over.
 
     With optuna the whole CAMPAIGN becomes a study of --storage; run again, it adds new trials.
     """
@@ -224,18 +267,32 @@ def export(
     if (to == "optuna") != (storage is not None):
         raise bad_value("--storage", storage, "a URL with --to optuna, and with nothing else")
     if server is not None and (storage is not None or names_a_file(name)):
-        raise bad_value("--server", server, "a RECIPE_ID with it: files and studies are exported without a service")
+        raise bad_value(
+            "--server",
+            server,
+            "a RECIPE_ID with it: files and studies are exported without a service",
+        )
     if storage is not None:
         if campaign is not None:
-            raise bad_value("--campaign", str(campaign), "nothing with --to optuna, which exports a stored campaign")
+            raise bad_value(
+                "--campaign",
+                str(campaign),
+                "nothing with --to optuna, which exports a stored campaign",
+            )
         if out is not None:
-            raise bad_value("--out", str(out), "nothing with --to optuna, which writes to --storage")
+            raise bad_value(
+                "--out", str(out), "nothing with --to optuna, which writes to --storage"
+            )
         found = exchange.mirror(name, storage=storage, store=store)
         waiting = f"; {found.waiting} have not ended yet" if found.waiting else ""
-        click.echo(f"study {found.study}: {found.added} trials added, {found.trials} in all{waiting}")
+        click.echo(
+            f"study {found.study}: {found.added} trials added, {found.trials} in all{waiting}"
+        )
         return
     if data is not None and (server is not None or to not in exchange.TRAINED_HERE):
-        raise bad_value("--data", data, f"--to {', '.join(exchange.TRAINED_HERE)} with it, and no --server")
+        raise bad_value(
+            "--data", data, f"--to {', '.join(exchange.TRAINED_HERE)} with it, and no --server"
+        )
     backend = opt.open_backend(store, server)
     if data is None:
         text = backend.export(recipe, to=to, campaign=campaign)
@@ -254,25 +311,46 @@ def _write(path: Path, text: str) -> None:
 
 @click.command("import-config")
 @click.argument("file", type=opt.FILE)
-@click.option("--from", "tool", required=True, metavar="TOOL", help="The tool that the configuration is for.")
 @click.option(
-    "--campaign", required=True, type=opt.FILE, callback=opt.remember, metavar="FILE", help="Whose problem it is."
+    "--from", "tool", required=True, metavar="TOOL", help="The tool that the configuration is for."
 )
-@click.option("--set", "stated", multiple=True, metavar="CHOICE=VALUE", help="A choice that the file leaves out.")
+@click.option(
+    "--campaign",
+    required=True,
+    type=opt.FILE,
+    callback=opt.remember,
+    metavar="FILE",
+    help="Whose problem it is.",
+)
+@click.option(
+    "--set",
+    "stated",
+    multiple=True,
+    metavar="CHOICE=VALUE",
+    help="A choice that the file leaves out.",
+)
 @click.option("--out", type=opt.FILE, metavar="FILE", help="Write the recipe file there.")
 @opt.json_option
 def import_config(
-    file: Path, tool: str, campaign: Path, stated: tuple[str, ...], out: Path | None, *, as_json: bool
+    file: Path,
+    tool: str,
+    campaign: Path,
+    stated: tuple[str, ...],
+    out: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Read FILE, a launch script or configuration of another tool, as a recipe.
 
-    TOOL is megatron-lm, megatron-deepspeed, deepspeed, nemo, torchtitan, nanotron or accelerate. Scripts are read, not
-    run. A setting that no recipe has is refused by name, and so is a model that is not the campaign file's.
+    TOOL is megatron-lm, megatron-deepspeed, deepspeed, nemo, torchtitan, nanotron or accelerate.
+    Scripts are read, not run. A setting that no recipe has is refused by name, and so is a model
+    that is not the campaign file's.
     """
     found = exchange.import_config(file, tool=tool, campaign=campaign, stated=opt.choices(stated))
     if found.file is None:
         raise NothingLegal(
-            f"{file} is the recipe {found.recipe.describe()}, which cannot be probed: {found.illegal}",
+            f"{file} is the recipe {found.recipe.describe()}, which cannot be probed:"
+            f" {found.illegal}",
             hint="--set engine=torch, or engine=deepspeed, reads it for the other engine",
         )
     if out is not None:
@@ -281,33 +359,55 @@ def import_config(
         opt.print_json(found)
         return
     click.echo(f"recipe {found.recipe_id}: {found.recipe.describe()}")
-    for what, names in {"may change speed or memory": found.ignored, "assumed harmless": found.harmless}.items():
+    for what, names in {
+        "may change speed or memory": found.ignored,
+        "assumed harmless": found.harmless,
+    }.items():
         if names:
             click.echo(f"not in the recipe, {what}: {' '.join(names)}")
     if out is not None:
         named = os.path.relpath(out, campaign.parent)
-        click.echo(f'written to {out}; to measure it first: [search] baseline = "{named}" in {campaign}')
+        click.echo(
+            f'written to {out}; to measure it first: [search] baseline = "{named}" in {campaign}'
+        )
 
 
 @click.command("import")
 @click.argument("table", type=opt.FILE)
-@click.option("--column", "columns", multiple=True, metavar="NAME=THEIRS[:UNIT]", help="The table's name of a column.")
-@click.option("--set", "constants", multiple=True, metavar="NAME=VALUE", help="A value of every row.")
-@click.option("--ignore", multiple=True, metavar="THEIRS", help="A column of the table to leave out.")
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="NAME=THEIRS[:UNIT]",
+    help="The table's name of a column.",
+)
+@click.option(
+    "--set", "constants", multiple=True, metavar="NAME=VALUE", help="A value of every row."
+)
+@click.option(
+    "--ignore", multiple=True, metavar="THEIRS", help="A column of the table to leave out."
+)
 @click.option("--cluster", metavar="NAME", help="Preset or cluster file of rows without hardware.")
 @click.option("--name", help="The campaigns' name [default: the file's].")
 @click.option("--preview", is_flag=True, help="Print what would be stored, and write nothing.")
 @opt.store_option
 @opt.prints(print_import)
 def import_(
-    table: Path, columns: tuple[str, ...], constants: tuple[str, ...], ignore: tuple[str, ...], **given: Any
+    table: Path,
+    columns: tuple[str, ...],
+    constants: tuple[str, ...],
+    ignore: tuple[str, ...],
+    **given: Any,
 ) -> Import:
-    """Import the measured configurations of TABLE, a CSV file, as finished campaigns, one per problem.
+    """Import the measured configurations of TABLE, a CSV file, as finished campaigns, one per
+    problem.
 
-    Later campaigns learn from them. docs/warm-starts.md has the columns' names and units; --column, --set and --ignore
-    adapt other tables. Unusable rows are counted with the reason.
+    Later campaigns learn from them. docs/warm-starts.md has the columns' names and units; --column,
+    --set and --ignore adapt other tables. Unusable rows are counted with the reason.
     """
     form = TableForm(
-        columns=opt.key_values("--column", columns), constants=opt.key_values("--set", constants), ignore=ignore
+        columns=opt.key_values("--column", columns),
+        constants=opt.key_values("--set", constants),
+        ignore=ignore,
     )
     return exchange.import_table(table, form=form, **given)

@@ -34,14 +34,23 @@ CHOICE = re.compile("[a-z_]+=[^/]*")
 
 
 class SuggestingGroup(click.Group):
-    """Group that suggests the nearest command for an unknown one, and shows the examples of a command."""
+    """Group that suggests the nearest command for an unknown one, and shows the examples of a
+    command.
+    """
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command with its lines of examples.txt below its help; None for an unknown name."""
+        """Return a command with its lines of examples.txt below its help; None for an unknown
+        name.
+        """
         found = self.load(cmd_name)
         if found is not None and found.epilog is None:
             name = re.escape(" ".join(["frontrunner", *ctx.command_path.split()[1:], cmd_name]))
-            lines = files("frontrunner.cli").joinpath("examples.txt").read_text(encoding="utf-8").splitlines()
+            lines = (
+                files("frontrunner.cli")
+                .joinpath("examples.txt")
+                .read_text(encoding="utf-8")
+                .splitlines()
+            )
             own = [f"  {line}" for line in lines if re.search(rf"{name}( |$)", line)]
             found.epilog = "\n".join(["\b", "Examples:", *own[:MOST_EXAMPLES]])
         return found
@@ -62,14 +71,20 @@ class SuggestingGroup(click.Group):
 
 
 def remember(context: click.Context, option: click.Parameter, value: T) -> T:
-    """Have hints name the campaign file, the store or the service at hand (`frontrunner.config.settings.located`)."""
+    """Have hints name the campaign file, the store or the service at hand
+    (`frontrunner.config.settings.located`).
+    """
     if value is not None:
         context.meta[f"{AT_HAND}{option.name}"] = str(value)
     return value
 
 
 file_option = click.option(
-    "--campaign", type=FILE, callback=remember, metavar="FILE", help="The recipe is one of this file."
+    "--campaign",
+    type=FILE,
+    callback=remember,
+    metavar="FILE",
+    help="The recipe is one of this file.",
 )
 file_argument = click.argument("file", type=FILE, callback=remember)
 campaign_argument = click.argument("campaign", required=False)
@@ -77,25 +92,38 @@ store_option = click.option(
     "--store",
     metavar="URL",
     callback=remember,
-    help="The store: a path or an SQLAlchemy URL [default: $FRONTRUNNER_STORE, else frontrunner.db].",
+    help=(
+        "The store: a path or an SQLAlchemy URL [default: $FRONTRUNNER_STORE, else frontrunner.db]."
+    ),
 )
 server_option = click.option(
     "--server",
     metavar="URL",
     callback=remember,
-    help="Query this service, with the token of $FRONTRUNNER_TOKEN or, on this machine, of the token file.",
+    help=(
+        "Query this service, with the token of $FRONTRUNNER_TOKEN or, on this machine, of the token"
+        " file."
+    ),
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-anyway_option = click.option("--anyway", is_flag=True, help="Run on other hardware than the recipe was measured on.")
+anyway_option = click.option(
+    "--anyway", is_flag=True, help="Run on other hardware than the recipe was measured on."
+)
 
 
 def budget_options(which: str) -> Callable[[F], F]:
-    """Add --probes, --minutes, --node-hours and --cost, which arrive under these names; see `given`."""
+    """Add --probes, --minutes, --node-hours and --cost, which arrive under these names; see
+    `given`.
+    """
 
     def decorated(function: F) -> F:
-        function = click.option("--cost", type=float, help=f"Price of the node-hours {which}.")(function)
+        function = click.option("--cost", type=float, help=f"Price of the node-hours {which}.")(
+            function
+        )
         for name, kind in {"node-hours": float, "minutes": float, "probes": int}.items():
-            function = click.option(f"--{name}", type=kind, help=f"{name.capitalize()} {which}.")(function)
+            function = click.option(f"--{name}", type=kind, help=f"{name.capitalize()} {which}.")(
+                function
+            )
         return function
 
     return decorated
@@ -128,7 +156,9 @@ def backend_options(function: F) -> F:
 
 
 def open_backend(store: str | None, server: str | None) -> LocalStore | RemoteStore:
-    """Return the store that --store and --server choose; raise `InvalidInput` where both are given."""
+    """Return the store that --store and --server choose; raise `InvalidInput` where both are
+    given.
+    """
     if server is None:
         from frontrunner.store import LocalStore
 
@@ -179,7 +209,9 @@ def refuse_both(first: str, second: str) -> InvalidInput:
 
 
 def key_values(flag: str, texts: Iterable[str]) -> dict[str, str]:
-    """Return NAME=VALUE texts as a table; raise `InvalidInput` for one without a =, and for a repeated name."""
+    """Return NAME=VALUE texts as a table; raise `InvalidInput` for one without a =, and for a
+    repeated name.
+    """
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -203,17 +235,24 @@ def recipe_from(words: tuple[str, ...], campaign: Path | None) -> str | Mapping[
 
 
 def choices(words: Iterable[str]) -> dict[str, object]:
-    """Return the choices of words such as tensor_parallel=8; raise `InvalidInput` for other words."""
+    """Return the choices of words such as tensor_parallel=8; raise `InvalidInput` for other
+    words.
+    """
     found: dict[str, object] = {}
     for word in words:
         key, separator, value = word.partition("=")
         if not separator:
             raise InvalidInput(
                 f"{word!r} is not a choice",
-                hint="with --campaign a recipe is named by its id, or by words such as sharding=zero-1",
+                hint=(
+                    "with --campaign a recipe is named by its id, or by words such as"
+                    " sharding=zero-1"
+                ),
             )
         if key in found:
-            raise InvalidInput(f"{key} is chosen more than once: {' '.join(words)}"[:MOST_CHARACTERS])
+            raise InvalidInput(
+                f"{key} is chosen more than once: {' '.join(words)}"[:MOST_CHARACTERS]
+            )
         is_number = value.isdecimal() and value.isascii() and len(value) <= MOST_DIGITS
         found[key] = FLAGS.get(value, int(value) if is_number else value)
     return found

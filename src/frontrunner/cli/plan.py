@@ -18,12 +18,25 @@ from frontrunner.config.starter import starter
 from frontrunner.evaluators.diagnostics.dryrun import DryRun, run
 from frontrunner.recipe_actions import plan_dryrun
 from frontrunner.spaces.document import write_bytes
-from frontrunner.spaces.errors import InvalidInput, NothingLegal, bad_value, did_you_mean, holds, writing
+from frontrunner.spaces.errors import (
+    InvalidInput,
+    NothingLegal,
+    bad_value,
+    did_you_mean,
+    holds,
+    writing,
+)
 from frontrunner.spaces.presets import CATALOGUES, preset_names
 from frontrunner.views.charts.recipe import breakdown
 from frontrunner.views.charts.render import picture
 from frontrunner.views.diagnostics import print_dryrun
-from frontrunner.views.plan import as_document, print_advice, print_breakdown, print_plan, print_scaling
+from frontrunner.views.plan import (
+    as_document,
+    print_advice,
+    print_breakdown,
+    print_plan,
+    print_scaling,
+)
 from frontrunner.views.presets import presets_by_kind, print_presets
 
 if TYPE_CHECKING:
@@ -35,17 +48,33 @@ recipe_argument = click.argument("recipe", nargs=-1, metavar="RECIPE_ID | FILE |
 
 
 @click.command()
-@click.option("--model", metavar="NAME", help="A preset, or the path of a published model's config.json.")
-@click.option("--cluster", metavar="NAME", help="A preset, this-machine, or the path of a cluster file.")
+@click.option(
+    "--model", metavar="NAME", help="A preset, or the path of a published model's config.json."
+)
+@click.option(
+    "--cluster", metavar="NAME", help="A preset, this-machine, or the path of a cluster file."
+)
 @click.option("--nodes", type=int, help="Nodes of the cluster [default: the preset's].")
-@click.option("--sequence-length", type=int, help="Tokens per sequence [default: 4,096, or the model's longest].")
+@click.option(
+    "--sequence-length",
+    type=int,
+    help="Tokens per sequence [default: 4,096, or the model's longest].",
+)
 @click.option(
     "--global-batch",
     type=int,
     help="Sequences per optimizer step [default: about a million tokens, fewer on slow machines].",
 )
-@click.option("--precision", help="fp32, bf16 or fp16 [default: bf16; fp32 on CPUs, fp16 on GPUs without bf16].")
-@click.option("--out", type=opt.FILE, default=Path("campaign.toml"), help="The file to write [default: campaign.toml].")
+@click.option(
+    "--precision",
+    help="fp32, bf16 or fp16 [default: bf16; fp32 on CPUs, fp16 on GPUs without bf16].",
+)
+@click.option(
+    "--out",
+    type=opt.FILE,
+    default=Path("campaign.toml"),
+    help="The file to write [default: campaign.toml].",
+)
 def init(model: str | None, cluster: str | None, out: Path, **given: Any) -> None:
     """Write a commented campaign file for a model and a cluster.
 
@@ -60,13 +89,18 @@ def init(model: str | None, cluster: str | None, out: Path, **given: Any) -> Non
         write_bytes(out, text.encode())
     file = shlex.quote(str(out))
     click.echo(f"{out} is written; next:")
-    for command, purpose in {"plan": "estimate its recipes", "launch": "measure the promising ones"}.items():
+    for command, purpose in {
+        "plan": "estimate its recipes",
+        "launch": "measure the promising ones",
+    }.items():
         click.echo(located(f"  frontrunner {command} {file}  # {purpose}"))
 
 
 def _ask(option: str, known: tuple[str, ...]) -> str:
     if not sys.stdin.isatty():
-        raise bad_value(option, None, "a preset, or a file's path", hint=f"presets: {', '.join(known)}")
+        raise bad_value(
+            option, None, "a preset, or a file's path", hint=f"presets: {', '.join(known)}"
+        )
     click.echo(f"presets: {', '.join(known)}")
     answer: str = click.prompt(f"{option[2:]} (a preset, or a file's path)")
     return answer
@@ -76,7 +110,9 @@ def _ask(option: str, known: tuple[str, ...]) -> str:
 @click.argument("name", required=False)
 @opt.prints(print_presets)
 def presets(name: str | None) -> dict[str, dict[str, dict[str, Any]]]:
-    """List the models, clusters and devices that ship, or print all figures of one, with their source."""
+    """List the models, clusters and devices that ship, or print all figures of one, with their
+    source.
+    """
     found = presets_by_kind(name)
     if name is not None and not found:
         known = [own for kind in CATALOGUES for own in preset_names(kind)]
@@ -86,14 +122,24 @@ def presets(name: str | None) -> dict[str, dict[str, dict[str, Any]]]:
 
 @click.command()
 @opt.file_argument
-@click.option("--top", type=click.IntRange(1, 1_000_000), help=f"How many recipes [default: {TOP}].")
-@click.option("--nodes", metavar="N,N,...", help="Strong and weak scaling over these numbers of nodes instead.")
+@click.option(
+    "--top", type=click.IntRange(1, 1_000_000), help=f"How many recipes [default: {TOP}]."
+)
+@click.option(
+    "--nodes",
+    metavar="N,N,...",
+    help="Strong and weak scaling over these numbers of nodes instead.",
+)
 @opt.json_option
 def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> None:
-    """Estimate every legal recipe of campaign FILE, and print the fastest that fit. Nothing is run."""
+    """Estimate every legal recipe of campaign FILE, and print the fastest that fit. Nothing is
+    run.
+    """
     if nodes is not None:
         if top is not None:
-            raise InvalidInput("--top is for the ranking; with --nodes one recipe per count is printed")
+            raise InvalidInput(
+                "--top is for the ranking; with --nodes one recipe per count is printed"
+            )
         scaled = planning.scaling(file, opt.counts("--nodes", nodes))
         opt.show(scaled, print_scaling, as_json=as_json)
         if not scaled.has_recipe:
@@ -110,8 +156,12 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
         )
     if not shown.fitting:
         raise NothingLegal(
-            f"no recipe of this space is estimated to fit in {found.memory_limit_bytes / 2**30:.3g} GiB per device",
-            hint="allow more sharding, recompute or devices, or look beyond the space: frontrunner advise FILE",
+            f"no recipe of this space is estimated to fit in {found.memory_limit_bytes / 2**30:.3g}"
+            " GiB per device",
+            hint=(
+                "allow more sharding, recompute or devices, or look beyond the space: frontrunner"
+                " advise FILE"
+            ),
         )
 
 
@@ -122,12 +172,17 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
 @opt.backend_options
 @opt.json_option
 def explain(
-    recipe: tuple[str, ...], campaign: Path | None, svg: Path | None, backend: Backend, *, as_json: bool
+    recipe: tuple[str, ...],
+    campaign: Path | None,
+    svg: Path | None,
+    backend: Backend,
+    *,
+    as_json: bool,
 ) -> None:
     """Break down a recipe's estimated step time and memory, as a table and a picture.
 
-    The recipe is a stored one, that of a recipe file, or one of a campaign file's space: by its id, or by choices that
-    leave one. Its newest measurement in the store is printed too.
+    The recipe is a stored one, that of a recipe file, or one of a campaign file's space: by its id,
+    or by choices that leave one. Its newest measurement in the store is printed too.
     """
     found = backend.explain(opt.recipe_from(recipe, campaign), campaign=campaign)
     if svg is not None:
@@ -136,7 +191,11 @@ def explain(
             write_bytes(svg, content)
         click.echo(f"picture: {svg}", err=True)
     words = " --campaign FILE " if campaign else " "
-    opt.show(found, partial(print_breakdown, dryrun=f"frontrunner dryrun{words}{shlex.join(recipe)}"), as_json=as_json)
+    opt.show(
+        found,
+        partial(print_breakdown, dryrun=f"frontrunner dryrun{words}{shlex.join(recipe)}"),
+        as_json=as_json,
+    )
 
 
 @click.command()
@@ -145,8 +204,8 @@ def explain(
 def advise(file: Path, *, as_json: bool) -> None:
     """Recommend a starting configuration for the model and the machines of campaign FILE.
 
-    Whether it fits on one device, on one node, on all; in which parallel layout, and why. Each answer names the
-    recipe whose estimate supports it, whether the file's space lists it or not.
+    Whether it fits on one device, on one node, on all; in which parallel layout, and why. Each
+    answer names the recipe whose estimate supports it, whether the file's space lists it or not.
     """
     found = planning.advise(file)
     if as_json:
@@ -160,16 +219,23 @@ def advise(file: Path, *, as_json: bool) -> None:
 @click.command()
 @recipe_argument
 @opt.file_option
-@click.option("--rank", type=int, help="The rank to trace [default: those that may need most memory].")
+@click.option(
+    "--rank", type=int, help="The rank to trace [default: those that may need most memory]."
+)
 @opt.store_option
 @opt.prints(print_dryrun)
-def dryrun(recipe: tuple[str, ...], campaign: Path | None, rank: int | None, store: str | None) -> DryRun:
+def dryrun(
+    recipe: tuple[str, ...], campaign: Path | None, rank: int | None, store: str | None
+) -> DryRun:
     """Trace a recipe's real training step, and print its peak memory by category and its FLOPs.
 
-    No device is needed, whatever the recipe's size: one rank runs in one process, over tensors without data. The
-    recipe is a stored one, that of a recipe file, or one of a campaign file's space: by its id, or by choices.
+    No device is needed, whatever the recipe's size: one rank runs in one process, over tensors
+    without data. The recipe is a stored one, that of a recipe file, or one of a campaign file's
+    space: by its id, or by choices.
     """
-    planned = plan_dryrun(opt.recipe_from(recipe, campaign), campaign=campaign, rank=rank, store=store)
+    planned = plan_dryrun(
+        opt.recipe_from(recipe, campaign), campaign=campaign, rank=rank, store=store
+    )
     ranks = " and ".join(map(str, planned.ranks))
     click.echo(f"tracing {planned.recipe_id}, rank {ranks} of {planned.recipe.devices}", err=True)
     return run(planned)

@@ -1,4 +1,6 @@
-"""Commands that read a store: best, pareto, show, status, history, failures, campaigns, dataframe, report, plot."""
+"""Commands that read a store: best, pareto, show, status, history, failures, campaigns, dataframe,
+report, plot.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +41,35 @@ if TYPE_CHECKING:
 
 @click.command()
 @campaign_argument
-@click.option("--top", type=click.IntRange(1, 1_000_000), default=10, show_default=True, help="How many recipes.")
 @click.option(
-    "--by", help="Order: tokens, tokens-per-device, tflops, memory or step-time [default: what the campaign seeks]."
+    "--top",
+    type=click.IntRange(1, 1_000_000),
+    default=10,
+    show_default=True,
+    help="How many recipes.",
 )
-@click.option("--max-memory-gb", type=float, help="Exclude recipes whose peak memory per rank exceeds this many GB.")
+@click.option(
+    "--by",
+    help=(
+        "Order: tokens, tokens-per-device, tflops, memory or step-time [default: what the campaign"
+        " seeks]."
+    ),
+)
+@click.option(
+    "--max-memory-gb",
+    type=float,
+    help="Exclude recipes whose peak memory per rank exceeds this many GB.",
+)
 @backend_options
 @json_option
 def best(
-    campaign: str | None, top: int, by: str | None, max_memory_gb: float | None, backend: Backend, *, as_json: bool
+    campaign: str | None,
+    top: int,
+    by: str | None,
+    max_memory_gb: float | None,
+    backend: Backend,
+    *,
+    as_json: bool,
 ) -> None:
     """Print the best recipes of CAMPAIGN (default: the newest)."""
     ranking = backend.best(campaign, top=top, by=by, max_memory_gb=max_memory_gb)
@@ -67,7 +89,9 @@ def best(
 
 
 def _nothing_measured(backend: Backend, campaign: str | None, wanted: str) -> NothingLegal:
-    """Return the error for a campaign without a measurement, or without one within what was `wanted`."""
+    """Return the error for a campaign without a measurement, or without one within what was
+    `wanted`.
+    """
     found = backend.status(campaign)
     name, state = found.campaign.name, found.state_in_words
     why = f"campaign {name} has no measurements yet ({state})"
@@ -78,13 +102,21 @@ def _nothing_measured(backend: Backend, campaign: str | None, wanted: str) -> No
 
 @click.command()
 @campaign_argument
-@click.option("--objectives", metavar="A,B,...", help="Two or more of tokens, memory, nodes [default: tokens,memory].")
+@click.option(
+    "--objectives",
+    metavar="A,B,...",
+    help="Two or more of tokens, memory, nodes [default: tokens,memory].",
+)
 @backend_options
 @json_option
-def pareto(campaign: str | None, objectives: str | None, backend: Backend, *, as_json: bool) -> None:
-    """Print the Pareto front of CAMPAIGN: recipes that no other beats in both speed and peak memory.
+def pareto(
+    campaign: str | None, objectives: str | None, backend: Backend, *, as_json: bool
+) -> None:
+    """Print the Pareto front of CAMPAIGN: recipes that no other beats in both speed and peak
+    memory.
 
-    With --objectives: in all of speed (tokens), memory headroom (memory) and number of nodes (nodes) that it names.
+    With --objectives: in all of speed (tokens), memory headroom (memory) and number of nodes
+    (nodes) that it names.
     """
     names = tuple(name.strip() for name in (objectives or "").split(","))
     ranking = backend.pareto(campaign) if objectives is None else ()
@@ -101,11 +133,17 @@ def pareto(campaign: str | None, objectives: str | None, backend: Backend, *, as
 
 @click.command("show")
 @click.argument("recipe_id")
-@click.option("--campaign", metavar="NAME", help="Begin with this campaign [default: the newest that measured it].")
+@click.option(
+    "--campaign",
+    metavar="NAME",
+    help="Begin with this campaign [default: the newest that measured it].",
+)
 @backend_options
 @json_option
 def show_recipe(recipe_id: str, campaign: str | None, backend: Backend, *, as_json: bool) -> None:
-    """Print everything about RECIPE_ID (or a unique prefix of it), and why it ranks where it does."""
+    """Print everything about RECIPE_ID (or a unique prefix of it), and why it ranks where it
+    does.
+    """
     try:
         explanation = backend.show(recipe_id, campaign=campaign)
     except NotFound:
@@ -117,14 +155,24 @@ def show_recipe(recipe_id: str, campaign: str | None, backend: Backend, *, as_js
         _show_predicted(explanation.recipe_id, None, backend, as_json=False)
 
 
-def _show_predicted(recipe_id: str, campaign: str | None, backend: Backend, *, as_json: bool) -> bool:
+def _show_predicted(
+    recipe_id: str, campaign: str | None, backend: Backend, *, as_json: bool
+) -> bool:
     """Print what is predicted of a recipe; return whether anything is."""
     try:
-        scales = [one for one in backend.predictions_of(recipe_id) if campaign in (None, one.campaign)]
+        scales = [
+            one for one in backend.predictions_of(recipe_id) if campaign in (None, one.campaign)
+        ]
     except NotFound:
         return False
     if as_json and scales:
-        print_json({"recipe_id": scales[0].predicted[0].recipe_id, "appearances": [], "predictions": scales})
+        print_json(
+            {
+                "recipe_id": scales[0].predicted[0].recipe_id,
+                "appearances": [],
+                "predictions": scales,
+            }
+        )
     else:
         for scale in scales:
             views.print_prediction(scale)
@@ -132,20 +180,32 @@ def _show_predicted(recipe_id: str, campaign: str | None, backend: Backend, *, a
 
 
 @click.command()
-@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE_ID RECIPE_ID...|CAMPAIGN CAMPAIGN...")
-@click.option("--campaign", metavar="NAME", help="Begin with this campaign [default: the newest that measured each].")
+@click.argument(
+    "recipes", nargs=-1, required=True, metavar="RECIPE_ID RECIPE_ID...|CAMPAIGN CAMPAIGN..."
+)
+@click.option(
+    "--campaign",
+    metavar="NAME",
+    help="Begin with this campaign [default: the newest that measured each].",
+)
 @backend_options
 @json_option
-def compare(recipes: tuple[str, ...], campaign: str | None, backend: Backend, *, as_json: bool) -> None:
-    """Compare two or more recipes of the store: what was measured, the choices that differ, the estimated steps.
+def compare(
+    recipes: tuple[str, ...], campaign: str | None, backend: Backend, *, as_json: bool
+) -> None:
+    """Compare two or more recipes of the store: what was measured, the choices that differ, the
+    estimated steps.
 
-    Or campaigns, where all are names of campaigns: what differs in their specifications, and how far each came.
+    Or campaigns, where all are names of campaigns: what differs in their specifications, and how
+    far each came.
     """
     if len(recipes) < 2:
         what = f"expected two recipe ids or more, or two campaigns or more, not {recipes[0]} alone"
         raise InvalidInput(what, hint="frontrunner best")
     known = {one.name for one in backend.campaigns()}
-    if known.issuperset(recipes) or any(name in known and not RECIPE_ID.fullmatch(name) for name in recipes):
+    if known.issuperset(recipes) or any(
+        name in known and not RECIPE_ID.fullmatch(name) for name in recipes
+    ):
         compared = compare_campaigns([backend.status(name) for name in recipes])
         if as_json:
             shared = backend.compare(recipes)
@@ -160,7 +220,9 @@ def compare(recipes: tuple[str, ...], campaign: str | None, backend: Backend, *,
     found = compare_recipes(sides, estimates)
     if as_json:
         document = {"same_problem": found.same_problem, "speed_ratios": found.speed_ratios}
-        print_json(document | {"differing": [name for name, _ in found.differing], "recipes": sides})
+        print_json(
+            document | {"differing": [name for name, _ in found.differing], "recipes": sides}
+        )
     else:
         print_comparison(found)
 
@@ -176,7 +238,9 @@ def status(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
     running = backend.running(found.campaign.name) if found.driver_is_live else None
     if as_json:
         more = {} if running is None else {"running": as_plain(running)}
-        print_json(as_plain(found) | more | ({} if scale is None else {"small_scale": as_plain(scale)}))
+        print_json(
+            as_plain(found) | more | ({} if scale is None else {"small_scale": as_plain(scale)})
+        )
         return
     views.print_status(found)
     if running is not None:
@@ -187,11 +251,18 @@ def status(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
 
 @click.command()
 @campaign_argument
-@click.option("--page", type=click.IntRange(1, 1_000_000), default=1, show_default=True, help="Of 50 events each.")
+@click.option(
+    "--page",
+    type=click.IntRange(1, 1_000_000),
+    default=1,
+    show_default=True,
+    help="Of 50 events each.",
+)
 @backend_options
 @prints(print_history)
 def history(campaign: str | None, page: int, backend: Backend) -> HistoryPage:
-    """Print the history of CAMPAIGN (default: the newest), the newest event first: who asked for what, and when.
+    """Print the history of CAMPAIGN (default: the newest), the newest event first: who asked for
+    what, and when.
 
     A user is the one of a service, or of the operating system where the command ran.
     """
@@ -208,7 +279,12 @@ def failures(campaign: str | None, backend: Backend) -> FailureList:
 
 
 @click.command()
-@click.option("--search", metavar="WORDS", default="", help="Only those with all these words: name, model, tag, note.")
+@click.option(
+    "--search",
+    metavar="WORDS",
+    default="",
+    help="Only those with all these words: name, model, tag, note.",
+)
 @click.option("--tag", metavar="TAG", help="Only those with this tag.")
 @click.option("--all", "with_hidden", is_flag=True, help="Hidden ones too.")
 @backend_options
@@ -218,7 +294,9 @@ def campaigns(search: str, tag: str | None, backend: Backend, *, with_hidden: bo
     return CampaignList(
         one
         for one in backend.campaigns()
-        if one.has(search) and (tag is None or tag in one.labels.tags) and (with_hidden or not one.labels.hidden)
+        if one.has(search)
+        and (tag is None or tag in one.labels.tags)
+        and (with_hidden or not one.labels.hidden)
     )
 
 
@@ -227,7 +305,9 @@ def campaigns(search: str, tag: str | None, backend: Backend, *, with_hidden: bo
 @click.option("--out", type=FILE, required=True, help="Where to write: x.csv or x.parquet.")
 @backend_options
 def dataframe(campaign: str | None, out: Path, backend: Backend) -> None:
-    """Write the attempts of CAMPAIGN (default: the newest) as a table, one row per finished attempt."""
+    """Write the attempts of CAMPAIGN (default: the newest) as a table, one row per finished
+    attempt.
+    """
     table = backend.dataframe(campaign)
     write_frame(table, out)
     click.echo(f"{len(table)} rows, {len(table.columns)} columns: {out}")
@@ -240,8 +320,9 @@ def dataframe(campaign: str | None, out: Path, backend: Backend) -> None:
 def report(campaign: str | None, out: Path | None, backend: Backend) -> None:
     """Write CAMPAIGN (default: the newest) as one HTML page.
 
-    The best recipe and its command, the history, speed against memory, what fits and what fails, the model against
-    the measurements, which knobs matter, and where the node-hours went. The page needs no network and no other file.
+    The best recipe and its command, the history, speed against memory, what fits and what fails,
+    the model against the measurements, which knobs matter, and where the node-hours went. The page
+    needs no network and no other file.
     """
     path = backend.report(campaign, out=out)
     click.echo(f"report: {path}, {path.stat().st_size / 1e6:.1f} MB; open it in a browser")
@@ -251,13 +332,17 @@ def report(campaign: str | None, out: Path | None, backend: Backend) -> None:
 @campaign_argument
 @click.option("--out", type=FILE, required=True, help="A folder; or x.svg, x.png for one figure.")
 @click.option("--figure", metavar="NAME", help="Only this figure [default: all of them].")
-@click.option("--format", "wanted", metavar="svg|png", help="Of the files in a folder [default: svg].")
+@click.option(
+    "--format", "wanted", metavar="svg|png", help="Of the files in a folder [default: svg]."
+)
 @backend_options
-def plot(campaign: str | None, out: Path, figure: str | None, wanted: str | None, backend: Backend) -> None:
+def plot(
+    campaign: str | None, out: Path, figure: str | None, wanted: str | None, backend: Backend
+) -> None:
     """Write the figures of CAMPAIGN's report (default: the newest) as SVG or PNG.
 
-    Figures: history, speed-memory, sensitivity, scaling, parallel-coordinates, feasibility, predicted, importance,
-    shap, node-hours.
+    Figures: history, speed-memory, sensitivity, scaling, parallel-coordinates, feasibility,
+    predicted, importance, shap, node-hours.
     """
     written, absent = backend.plot(campaign, out=out, figure=figure, format=wanted)
     for path in written:
@@ -269,14 +354,20 @@ def plot(campaign: str | None, out: Path, figure: str | None, wanted: str | None
 @click.command()
 @campaign_argument
 @click.option("--out", type=FILE, required=True, help="x.gif, or x.mp4 where ffmpeg is installed.")
-@click.option("--x", metavar="NAME", help="The dimension across [default: tensor_parallel where it varies].")
-@click.option("--y", metavar="NAME", help="The dimension upward [default: pipeline_parallel where it varies].")
+@click.option(
+    "--x", metavar="NAME", help="The dimension across [default: tensor_parallel where it varies]."
+)
+@click.option(
+    "--y", metavar="NAME", help="The dimension upward [default: pipeline_parallel where it varies]."
+)
 @backend_options
 def film(campaign: str | None, out: Path, x: str | None, y: str | None, backend: Backend) -> None:
-    """Write how the search of CAMPAIGN (default: the newest) filled a map of two dimensions, probe by probe.
+    """Write how the search of CAMPAIGN (default: the newest) filled a map of two dimensions, probe
+    by probe.
 
-    Beside the map stand the outcomes and, where the strategy stored it, what it expected of each when it chose it. The
-    default map also shows what it expected of the fastest recipe at each place.
+    Beside the map stand the outcomes and, where the strategy stored it, what it expected of each
+    when it chose it. The default map also shows what it expected of the fastest recipe at each
+    place.
     """
     from frontrunner.views.film import check_film_file, write_film
 
@@ -285,10 +376,13 @@ def film(campaign: str | None, out: Path, x: str | None, y: str | None, backend:
     pictures = write_film(found, out)
     left = f", the first of {found.outcomes:,}" if found.outcomes > len(found.shots) else ""
     click.echo(
-        f"film: {out}, {len(found.shots):,} outcomes{left} in {pictures} pictures, {out.stat().st_size / 1e6:.1f} MB"
+        f"film: {out}, {len(found.shots):,} outcomes{left} in {pictures} pictures,"
+        f" {out.stat().st_size / 1e6:.1f} MB"
     )
     if not found.has_beliefs:
         click.echo("no expectation is drawn: the strategy stored none", err=True)
     elif found.believed and not found.map_has_beliefs:
-        stored = f"the strategy stored what it expected there over {' and '.join(found.believed)} alone"
+        stored = (
+            f"the strategy stored what it expected there over {' and '.join(found.believed)} alone"
+        )
         click.echo(f"the map has outcomes alone: {stored}", err=True)

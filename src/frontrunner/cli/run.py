@@ -55,9 +55,19 @@ TOP = 10
 @click.command()
 @click.argument("file", type=opt.FILE, required=False, callback=opt.remember)
 @click.option("--example", metavar="NAME", help="Run a campaign file that ships, such as laptop.")
-@click.option("--name", help="The campaign's name [default: the file's `name`, else the file's own name].")
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Another value of a key. Repeatable.")
-@click.option("--or-resume", is_flag=True, help="Continue the campaign of this name, if the store has one.")
+@click.option(
+    "--name", help="The campaign's name [default: the file's `name`, else the file's own name]."
+)
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Another value of a key. Repeatable.",
+)
+@click.option(
+    "--or-resume", is_flag=True, help="Continue the campaign of this name, if the store has one."
+)
 @opt.store_option
 @opt.json_option
 def launch(  # noqa: PLR0913 - the options of the command
@@ -75,11 +85,16 @@ def launch(  # noqa: PLR0913 - the options of the command
     --set evaluator=simulated rehearses it anywhere, with --set dispatch={} where FILE has a [dispatch]; --set
     budget.probes=20 and the like change any key of FILE.
 
-    The first Ctrl-C lets running probes finish, the second ends them; `frontrunner resume` continues later.
-    """
+    The first Ctrl-C lets running probes finish, the second ends them; `frontrunner resume`
+    continues later.
+    """  # noqa: E501
     if (file is None) == (example is None):
-        raise InvalidInput("expected a campaign FILE or --example NAME", hint="`frontrunner init` writes a file")
-    campaign = read_campaign_file(file or example_file(example or ""), opt.key_values("--set", changes))
+        raise InvalidInput(
+            "expected a campaign FILE or --example NAME", hint="`frontrunner init` writes a file"
+        )
+    campaign = read_campaign_file(
+        file or example_file(example or ""), opt.key_values("--set", changes)
+    )
     url = store_url(store, from_file=campaign.store.url)
     if or_resume:
         with suppress(NotFound, StoreUnusable):  # where nothing is there yet
@@ -95,26 +110,47 @@ def launch(  # noqa: PLR0913 - the options of the command
 
 
 def _unused_changes(file: CampaignFile, campaign: str, store: str) -> list[str]:
-    """Return the warning on values by --set that the campaign which goes on was not launched with."""
+    """Return the warning on values by --set that the campaign which goes on was not launched
+    with.
+    """
     with LocalStore(store).opened() as found:
-        then = {key: text for key, (_, text) in stored_spec(found.campaign(campaign)).changes.items()}
+        then = {
+            key: text for key, (_, text) in stored_spec(found.campaign(campaign)).changes.items()
+        }
     unused = [
-        f"--set {shlex.quote(f'{key}={text}')}" for key, (_, text) in file.changes.items() if then.get(key) != text
+        f"--set {shlex.quote(f'{key}={text}')}"
+        for key, (_, text) in file.changes.items()
+        if then.get(key) != text
     ]
-    return [f"campaign {campaign} goes on as it was launched; not read: {' '.join(unused)}"] if unused else []
+    return (
+        [f"campaign {campaign} goes on as it was launched; not read: {' '.join(unused)}"]
+        if unused
+        else []
+    )
 
 
 @click.command()
 @opt.campaign_argument
-@click.option("--take-over", is_flag=True, help="Take the campaign from a driver that still holds it.")
+@click.option(
+    "--take-over", is_flag=True, help="Take the campaign from a driver that still holds it."
+)
 @opt.budget_options("of the budget from now on, those that were spent included")
 @opt.store_option
 @opt.json_option
-def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json: bool, **limits: float | None) -> None:
-    """Continue CAMPAIGN (default: the one created last) after its driver was stopped, or killed at any moment.
+def resume(
+    campaign: str | None,
+    store: str | None,
+    *,
+    take_over: bool,
+    as_json: bool,
+    **limits: float | None,
+) -> None:
+    """Continue CAMPAIGN (default: the one created last) after its driver was stopped, or killed at
+    any moment.
 
-    Nothing that was measured is lost or measured again. The campaign goes on as it was launched: a change of its file
-    is reported and not used, --probes, --minutes, --node-hours and --cost change its budget.
+    Nothing that was measured is lost or measured again. The campaign goes on as it was launched: a
+    change of its file is reported and not used, --probes, --minutes, --node-hours and --cost change
+    its budget.
     """
     budget = opt.given(limits)
     if change := api.changed_since_launch(campaign, store=store):
@@ -129,25 +165,35 @@ def resume(campaign: str | None, store: str | None, *, take_over: bool, as_json:
 
 @click.command()
 @click.argument("recipe", required=False)
-@click.option("--confirm", type=int, metavar="N", help="Measure the N best recipes of the ranking again.")
+@click.option(
+    "--confirm", type=int, metavar="N", help="Measure the N best recipes of the ranking again."
+)
 @click.option("--repeats", type=int, default=1, show_default=True, help="Measurements of each.")
 @click.option(
-    "--campaign", metavar="NAME", help="The campaign [default: the recipe's newest; with --confirm the newest]."
+    "--campaign",
+    metavar="NAME",
+    help="The campaign [default: the recipe's newest; with --confirm the newest].",
 )
 @opt.store_option
 @opt.json_option
 def measure(store: str | None, *, as_json: bool, **asked: Any) -> None:
-    """Measure RECIPE again, or for the first time, or the best ones, and rank them with all their measurements.
+    """Measure RECIPE again, or for the first time, or the best ones, and rank them with all their
+    measurements.
 
-    RECIPE is an id of a campaign's space, or the path of a recipe file. What it takes is charged to the campaign's
-    budget, which does not limit it.
+    RECIPE is an id of a campaign's space, or the path of a recipe file. What it takes is charged to
+    the campaign's budget, which does not limit it.
     """
     with make_listener(quiet=as_json) as listener, stopped_by_signals() as on_driver:
         conclusion = api.measure(**asked, store=store, listener=listener, on_driver=on_driver)
     campaign = listener.campaign
     ranking = LocalStore(store).best(campaign, top=TOP) if conclusion.measured else Ranking()
     if as_json:
-        document = {"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking}
+        document = {
+            "campaign": campaign,
+            "state": conclusion.state,
+            "reason": conclusion.reason,
+            "best": ranking,
+        }
         opt.print_json(document | {"unmade": conclusion.unmade})
     elif ranking:
         views.print_ranking(ranking, title=_title(campaign, conclusion, ranking))
@@ -163,7 +209,9 @@ def measure(store: str | None, *, as_json: bool, **asked: Any) -> None:
 
 
 def _title(campaign: str, conclusion: Conclusion, ranking: Ranking) -> str:
-    measured = " measured" if ranking[0].figures == "measured" else ""  # the table itself names other sources
+    measured = (
+        " measured" if ranking[0].figures == "measured" else ""
+    )  # the table itself names other sources
     return f"{campaign}: {counted(conclusion.measured, 'recipe')}{measured}"
 
 
@@ -180,10 +228,13 @@ def _failed(message: str, failure: Failure | None, hint: str) -> CampaignFailed:
 @click.option("--add", is_flag=True, help="Add what is given to the limits.")
 @opt.backend_options
 @opt.json_option
-def budget(campaign: str | None, backend: Backend, *, add: bool, as_json: bool, **limits: float | None) -> None:
+def budget(
+    campaign: str | None, backend: Backend, *, add: bool, as_json: bool, **limits: float | None
+) -> None:
     """Print what CAMPAIGN has spent of its budget, or change its limits.
 
-    A running driver goes by the change within seconds; one that has ended goes on by `frontrunner resume`.
+    A running driver goes by the change within seconds; one that has ended goes on by `frontrunner
+    resume`.
     """
     found = backend.change_budget(campaign, opt.given(limits), add=add)
     opt.show(found, _print_limits, as_json=as_json)
@@ -199,7 +250,8 @@ def _print_limits(found: Sequence[Limit]) -> None:
 
 
 def _more_budget(campaign: str, limits: Sequence[Limit]) -> str:
-    """Return the command that goes on with the least whole limits that are not used up; empty for another budget.
+    """Return the command that goes on with the least whole limits that are not used up; empty for
+    another budget.
 
     Measurements made again by `measure` may have taken more than the budget.
     """
@@ -215,17 +267,29 @@ def space(file: Path, *, as_json: bool) -> None:
     """Count the legal and illegal recipes of FILE's space, with the reasons."""
     surveyed = api.survey(file)
     if as_json:
-        refused = [{"code": code, "points": n, "example": text} for code, n, text in surveyed.refused_by_count()]
-        counts = {"points": surveyed.points, "legal_recipes": len(surveyed.recipes), "repeats": surveyed.repeats}
+        refused = [
+            {"code": code, "points": n, "example": text}
+            for code, n, text in surveyed.refused_by_count()
+        ]
+        counts = {
+            "points": surveyed.points,
+            "legal_recipes": len(surveyed.recipes),
+            "repeats": surveyed.repeats,
+        }
         opt.print_json(counts | {"refused": refused, "dimensions": dict(surveyed.dimensions)})
     else:
         views.print_survey(surveyed)
     if not surveyed.recipes:
-        raise NothingLegal("no recipe of this space is legal", hint="change a value that the reasons name")
+        raise NothingLegal(
+            "no recipe of this space is legal", hint="change a value that the reasons name"
+        )
 
 
-def finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped: int, as_json: bool) -> None:
-    """Print the ranking and the front, or what is around a recipe, and raise the error of the exit code.
+def finish(
+    conclusion: Conclusion, campaign: str, store: str | None, *, stopped: int, as_json: bool
+) -> None:
+    """Print the ranking and the front, or what is around a recipe, and raise the error of the exit
+    code.
 
     `stopped` is the code of a requested stop.
     """
@@ -235,11 +299,20 @@ def finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped:
     front = found.front(campaign, objectives=conclusion.objectives) if several and ranking else ()
     scale, around = found.predictions(campaign), sweeps.measured(campaign, store=store)
     if as_json:
-        document = {"campaign": campaign, "state": conclusion.state, "reason": conclusion.reason, "best": ranking}
-        more: dict[str, object] = {"objectives": conclusion.objectives, "front": front} if several else {}
+        document = {
+            "campaign": campaign,
+            "state": conclusion.state,
+            "reason": conclusion.reason,
+            "best": ranking,
+        }
+        more: dict[str, object] = (
+            {"objectives": conclusion.objectives, "front": front} if several else {}
+        )
         more |= {} if scale is None else {"small_scale": scale}
         more |= {} if around is None else {"around": around}
-        opt.print_json({**document, "outlook": conclusion.outlook, "budget": conclusion.limits, **more})
+        opt.print_json(
+            {**document, "outlook": conclusion.outlook, "budget": conclusion.limits, **more}
+        )
     else:
         if scale is not None:
             views.print_predictions(scale)
@@ -251,34 +324,52 @@ def finish(conclusion: Conclusion, campaign: str, store: str | None, *, stopped:
                 views.print_front(front, conclusion.objectives)
             views.print_outlook(conclusion.outlook, conclusion.limits)
             by_command = conclusion.trainer[:1] == ("command",)
-            replays = by_command or (not conclusion.trainer and _replays_here(found, campaign, ranking[0]))
-            elsewhere = sum(row.standing is not None for row in found.show(ranking[0].recipe_id).appearances) > 1
-            views.print_next_commands(campaign, ranking[0], conclusion.objectives, replays=replays, elsewhere=elsewhere)
+            replays = by_command or (
+                not conclusion.trainer and _replays_here(found, campaign, ranking[0])
+            )
+            elsewhere = (
+                sum(
+                    row.standing is not None for row in found.show(ranking[0].recipe_id).appearances
+                )
+                > 1
+            )
+            views.print_next_commands(
+                campaign, ranking[0], conclusion.objectives, replays=replays, elsewhere=elsewhere
+            )
     has_result = bool(conclusion.measured) or (scale is not None and bool(scale.predicted))
     _raise_unless_done(conclusion, campaign, stopped=stopped, has_result=has_result)
 
 
 def _replays_here(found: LocalStore, campaign: str, winner: RankedRecipe) -> bool:
-    """Return whether `replay` can run the recipe from here: on this machine, or on nodes that it requests."""
+    """Return whether `replay` can run the recipe from here: on this machine, or on nodes that it
+    requests.
+    """
     with found.opened() as store:
         spec = stored_spec(store.campaign(campaign))
     is_here = winner.recipe.devices <= spec.problem.at(winner.recipe).cluster.devices_per_node
     return winner.figures == "measured" and (is_here or spec.dispatch.backend is not None)
 
 
-def _raise_unless_done(conclusion: Conclusion, campaign: str, *, stopped: int, has_result: bool) -> None:
+def _raise_unless_done(
+    conclusion: Conclusion, campaign: str, *, stopped: int, has_result: bool
+) -> None:
     command = f"frontrunner resume {campaign}"
     if conclusion.job_ends:
-        raise JobEnds(f"campaign {campaign} stopped: {conclusion.reason}", hint=f"in another job: {command}")
+        raise JobEnds(
+            f"campaign {campaign} stopped: {conclusion.reason}", hint=f"in another job: {command}"
+        )
     if conclusion.state is CampaignState.STOPPED or conclusion.reason == PAUSED_BY_REQUEST:
-        click.echo(located(f"campaign {campaign} {conclusion.state}; continue with: {command}"), err=True)
+        click.echo(
+            located(f"campaign {campaign} {conclusion.state}; continue with: {command}"), err=True
+        )
         sys.exit(stopped)
     if conclusion.state is CampaignState.PAUSED:
         message = f"campaign {campaign} paused: {conclusion.reason}"
         raise _failed(message, conclusion.last_failure, f"fix the cause, then: {command}")
     if not has_result:
         raise NothingLegal(
-            f"campaign {campaign} has no measured recipe: {conclusion.reason}", hint=f"frontrunner failures {campaign}"
+            f"campaign {campaign} has no measured recipe: {conclusion.reason}",
+            hint=f"frontrunner failures {campaign}",
         )
 
 
@@ -292,16 +383,41 @@ PRINTED_STEPS = 20
 @click.option(
     "--data",
     metavar="FILE",
-    help="Train on FILE, on [data] of FILE.toml, or on `built-in` text [default: the campaign's data].",
+    help=(
+        "Train on FILE, on [data] of FILE.toml, or on `built-in` text [default: the campaign's"
+        " data]."
+    ),
 )
-@click.option("--campaign", metavar="NAME", help="Train as this campaign did [default: the newest that measured it].")
-@click.option("--learning-rate", type=float, help="The highest learning rate [default: the campaign's].")
-@click.option("--warm-up-steps", type=click.IntRange(0, STEPS.max), help="[default: 10]")
-@click.option("--evaluate-every", "evaluation_every_steps", type=STEPS, default=50, show_default=True, metavar="STEPS")
 @click.option(
-    "--checkpoint-every", "checkpoint_every_steps", type=STEPS, metavar="STEPS", help="[default: a tenth of the run]"
+    "--campaign",
+    metavar="NAME",
+    help="Train as this campaign did [default: the newest that measured it].",
 )
-@click.option("--metrics", default="csv", show_default=True, help="csv, tensorboard or wandb, in the replay's folder.")
+@click.option(
+    "--learning-rate", type=float, help="The highest learning rate [default: the campaign's]."
+)
+@click.option("--warm-up-steps", type=click.IntRange(0, STEPS.max), help="[default: 10]")
+@click.option(
+    "--evaluate-every",
+    "evaluation_every_steps",
+    type=STEPS,
+    default=50,
+    show_default=True,
+    metavar="STEPS",
+)
+@click.option(
+    "--checkpoint-every",
+    "checkpoint_every_steps",
+    type=STEPS,
+    metavar="STEPS",
+    help="[default: a tenth of the run]",
+)
+@click.option(
+    "--metrics",
+    default="csv",
+    show_default=True,
+    help="csv, tensorboard or wandb, in the replay's folder.",
+)
 @click.option("--folder", type=opt.FILE, help="Where it keeps its files [default: by recipe].")
 @click.option(
     "--restarts",
@@ -315,9 +431,16 @@ PRINTED_STEPS = 20
     "stop_margin_s",
     type=float,
     metavar="SECONDS",
-    help="Stop so long before the job's end, with a checkpoint [default: by checkpoints' own time; of a command 60].",
+    help=(
+        "Stop so long before the job's end, with a checkpoint [default: by checkpoints' own time;"
+        " of a command 60]."
+    ),
 )
-@click.option("--walltime", metavar="HH:MM:00", help="Of allocations [default: the campaign's dispatch.walltime].")
+@click.option(
+    "--walltime",
+    metavar="HH:MM:00",
+    help="Of allocations [default: the campaign's dispatch.walltime].",
+)
 @opt.anyway_option
 @click.option(
     "--print-command",
@@ -328,31 +451,47 @@ PRINTED_STEPS = 20
 @opt.store_option
 @opt.json_option
 def replay(
-    recipe_id: str, campaign: str | None, store: str | None, *, anyway: bool, as_json: bool, **settings: Any
+    recipe_id: str,
+    campaign: str | None,
+    store: str | None,
+    *,
+    anyway: bool,
+    as_json: bool,
+    **settings: Any,
 ) -> None:
     """Train with RECIPE_ID, a stored recipe or the path of a recipe file.
 
-    One of another trainer is trained by its campaign's command, to which --steps, --folder, --restarts, --walltime and
+    One of another trainer is trained by its campaign's command, to which --steps, --folder,
+    --restarts, --walltime and
     --stop-margin apply. Others train on their campaign's data, and are refused where it has changed.
 
-    Run again after a kill, it continues from the newest checkpoint. At the end its throughput is compared with the
-    probe's.
-    """
+    Run again after a kill, it continues from the newest checkpoint. At the end its throughput is
+    compared with the probe's.
+    """  # noqa: E501
     chosen = ReplaySettings(**settings)  # the options are named after its fields
-    if (command := plan_command_replay(recipe_id, chosen, campaign=campaign, store=store)) is not None:
-        click.echo(f"replaying {command.recipe_id} by its campaign's command in {command.folder}", err=True)
+    if (
+        command := plan_command_replay(recipe_id, chosen, campaign=campaign, store=store)
+    ) is not None:
+        click.echo(
+            f"replaying {command.recipe_id} by its campaign's command in {command.folder}", err=True
+        )
         try:
             with noted_signals() as signals:
                 done = command_replay.run(command, _printer(chosen.steps), signals)
         except KeyboardInterrupt:
-            click.echo("stopped; run again, the command is started to go on from its own checkpoint", err=True)
+            click.echo(
+                "stopped; run again, the command is started to go on from its own checkpoint",
+                err=True,
+            )
             sys.exit(INTERRUPTED)
         opt.show(done, _print_of_command, as_json=as_json)
         return
     planned = plan_replay(recipe_id, chosen, campaign=campaign, store=store, anyway=anyway)
     asked = click.get_current_context().get_parameter_source("restarts")
     if planned.source is None and asked is ParameterSource.COMMANDLINE:
-        expected = "no such option on one machine: the same command goes on from the newest checkpoint"
+        expected = (
+            "no such option on one machine: the same command goes on from the newest checkpoint"
+        )
         raise bad_value("--restarts", chosen.restarts, expected)
     what = f"{planned.recipe_id} on {planned.setup.data} in {planned.folder}"
     if chosen.launched:
@@ -366,7 +505,10 @@ def replay(
         with noted_signals() as signals:
             result = replaying.run(planned, _printer(chosen.steps), signals)
     except KeyboardInterrupt:
-        click.echo("stopped; the same command continues from the newest checkpoint, if there is one", err=True)
+        click.echo(
+            "stopped; the same command continues from the newest checkpoint, if there is one",
+            err=True,
+        )
         sys.exit(INTERRUPTED)
     opt.show(result, _print, as_json=as_json)
 
@@ -379,7 +521,9 @@ def _print(result: ReplayResult) -> None:
 
 def _print_of_command(result: ReplayResult) -> None:
     idle = "the command ended with status 0, and its last start logged too few steps to measure"
-    _print_figures(result, idle=idle, sustained="from the first step that its last start logged to the last")
+    _print_figures(
+        result, idle=idle, sustained="from the first step that its last start logged to the last"
+    )
     click.echo(f"logs: {result.folder / 'starts'}")
 
 
@@ -405,9 +549,15 @@ def _printer(steps: int) -> Callable[[Mapping[str, Any]], None]:
         if kind == "step" and (event["step"] % every == 0 or event["step"] in (1, steps)):
             known = event.get("loss", math.nan)  # another trainer's log may have none
             loss = "not finite" if known is None else "-" if math.isnan(known) else f"{known:.4f}"
-            click.echo(f"step {event['step']:>6} of {steps}  loss {loss}  {seconds(event['time_s'])}", err=True)
+            click.echo(
+                f"step {event['step']:>6} of {steps}  loss {loss}  {seconds(event['time_s'])}",
+                err=True,
+            )
         elif kind not in ("step", "built"):
-            fields = {key: f"{value:.4f}" if isinstance(value, float) else value for key, value in event.items()}
+            fields = {
+                key: f"{value:.4f}" if isinstance(value, float) else value
+                for key, value in event.items()
+            }
             words = (f"{key} {value}" for key, value in fields.items() if key != "event")
             click.echo("  ".join([kind, *words]), err=True)
 
@@ -419,27 +569,53 @@ NEEDED = ("cachetools", "fastapi", "itsdangerous", "jinja2", "prometheus_client"
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8787, show_default=True, help="0 takes a free one.")
-@click.option("--allow-host", "allowed_hosts", multiple=True, metavar="NAME", help="A host name that requests may use.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8787,
+    show_default=True,
+    help="0 takes a free one.",
+)
+@click.option(
+    "--allow-host",
+    "allowed_hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A host name that requests may use.",
+)
 @click.option("--behind-tls", is_flag=True, help="Behind a TLS proxy: https links, secure cookies.")
 @click.option("--token-file", type=opt.FILE, metavar="FILE", help="The file of the tokens.")
-@click.option("--max-campaigns", type=click.IntRange(1, 1000), default=4, show_default=True, help="Running at once.")
-@click.option("--site", multiple=True, metavar="NAME=FILE", help="Register the nodes of FILE for launches.")
+@click.option(
+    "--max-campaigns",
+    type=click.IntRange(1, 1000),
+    default=4,
+    show_default=True,
+    help="Running at once.",
+)
+@click.option(
+    "--site", multiple=True, metavar="NAME=FILE", help="Register the nodes of FILE for launches."
+)
 @click.option("--trainer", multiple=True, metavar="NAME=FILE", help="Register the command of FILE.")
 @click.option("--data", multiple=True, metavar="NAME=FILE", help="Register a training text.")
-@click.option("--table", multiple=True, metavar="NAME=FILE", help="Register measured configurations.")
+@click.option(
+    "--table", multiple=True, metavar="NAME=FILE", help="Register measured configurations."
+)
 @opt.store_option
 def serve(store: str | None, token_file: Path | None, max_campaigns: int, **given: Any) -> None:
-    """Serve the store over HTTP: launch, watch and query campaigns from a browser or another machine.
+    """Serve the store over HTTP: launch, watch and query campaigns from a browser or another
+    machine.
 
-    Listens on this machine only; the link that it prints logs one browser in, once. Drivers that it starts keep running
-    when it ends. A launch cannot send nodes, commands and files: it names those registered here by --site, --trainer,
+    Listens on this machine only; the link that it prints logs one browser in, once. Drivers that it
+    starts keep running when it ends. A launch cannot send nodes, commands and files: it names those
+    registered here by --site, --trainer,
     --data and --table, each of which can be given several times.
     """
     if not all(map(find_spec, NEEDED)):
         missing = ", ".join(name for name in NEEDED if find_spec(name) is None)
         hint = f"run: {installing('frontrunner[serve]')}"
-        raise InvalidInput(f"the service needs packages that are not installed: {missing}", hint=hint)
+        raise InvalidInput(
+            f"the service needs packages that are not installed: {missing}", hint=hint
+        )
     from frontrunner.server.app import create_app, listen, run
     from frontrunner.server.auth import TOKEN_FILE_VARIABLE, default_token_file, owner
     from frontrunner.server.settings import KINDS, Limits, ServiceSettings, is_loopback, register
@@ -461,25 +637,33 @@ def serve(store: str | None, token_file: Path | None, max_campaigns: int, **give
             click.echo(f"listening for the proxy on {settings.listening(port)}", err=True)
         click.echo("the link logs one browser in, once, within ten minutes", err=True)
         click.echo(f"tokens for programs: {settings.token_file}", err=True)
-        named = "" if token_file is None else f"{TOKEN_FILE_VARIABLE}={shlex.quote(str(token_file.absolute()))} "
+        named = (
+            ""
+            if token_file is None
+            else f"{TOKEN_FILE_VARIABLE}={shlex.quote(str(token_file.absolute()))} "
+        )
         invite = located(f"{named}frontrunner users add NAME --server {settings.here(port)}")
         click.echo(f"to let others in: {invite}", err=True)
         if not is_loopback(settings.host):
             click.echo(
-                "warning: tokens and results cross the network unencrypted unless TLS is in front (docs/service.md)",
+                "warning: tokens and results cross the network unencrypted unless TLS is in front"
+                " (docs/service.md)",
                 err=True,
             )
         run(app, settings, listener)
 
 
 @click.command()
-@click.option("--allow-launch", is_flag=True, help="Offer tools that launch, resume and end campaigns, too.")
+@click.option(
+    "--allow-launch", is_flag=True, help="Offer tools that launch, resume and end campaigns, too."
+)
 @opt.backend_options
 def mcp(backend: Backend, *, allow_launch: bool) -> None:
-    """Serve tools for agents over stdin and stdout (the Model Context Protocol), until the client closes them.
+    """Serve tools for agents over stdin and stdout (the Model Context Protocol), until the client
+    closes them.
 
-    They plan, advise, explain and export, and read the store or the service; without --allow-launch none starts or
-    changes anything. docs/agents.md has the client's settings.
+    They plan, advise, explain and export, and read the store or the service; without --allow-launch
+    none starts or changes anything. docs/agents.md has the client's settings.
     """
     require_extra("mcp", "mcp", "serving agents")
     from frontrunner.mcp_tools import tools_server

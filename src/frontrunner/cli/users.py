@@ -44,12 +44,15 @@ def users() -> None:
 
 @users.command(short_help="Print a link that lets a new user in.")
 @click.argument("name")
-@click.option("--reader", is_flag=True, help="Let the user read, not launch, stop or change anything.")
+@click.option(
+    "--reader", is_flag=True, help="Let the user read, not launch, stop or change anything."
+)
 @server_option
 def add(name: str, server: str, *, reader: bool) -> None:
     """Print a link that lets the first who opens it in as NAME. It is good once, for seven days.
 
-    Opened in a browser it signs that in and shows a token for programs; `frontrunner users join` prints the token.
+    Opened in a browser it signs that in and shows a token for programs; `frontrunner users join`
+    prints the token.
     """
     click.echo(connect(server).invite(name, role=Role.READER if reader else Role.OPERATOR))
     click.echo(f"send it to {name}: it is good once, for seven days", err=True)
@@ -79,7 +82,9 @@ def _print_users(found: Sequence[UserAnswer]) -> None:
 @click.argument("name")
 @server_option
 def remove(name: str, server: str) -> None:
-    """End the access of NAME at once: token, sessions and invitation. What the user started goes on."""
+    """End the access of NAME at once: token, sessions and invitation. What the user started goes
+    on.
+    """
     connect(server).remove_user(name)
     click.echo(f"user {name} is removed")
 
@@ -88,10 +93,15 @@ def remove(name: str, server: str) -> None:
 @click.argument("link")
 @opt.json_option
 def join(link: str, *, as_json: bool) -> None:
-    """Accept the invitation of LINK, which is then used up, and print the line that sets the token."""
+    """Accept the invitation of LINK, which is then used up, and print the line that sets the
+    token.
+    """
     found = accept(link)
     if as_json:
         opt.print_json(found.model_dump())
         return
     click.echo(f"export {TOKEN_VARIABLE}={found.token}")
-    click.echo(f"you are {found.name}, {found.role} of the service; keep the token like a password", err=True)
+    click.echo(
+        f"you are {found.name}, {found.role} of the service; keep the token like a password",
+        err=True,
+    )

@@ -1,4 +1,6 @@
-"""Campaign and cluster files: one tree of models that parses them, describes them, and is the body of a launch."""
+"""Campaign and cluster files: one tree of models that parses them, describes them, and is the body
+of a launch.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +56,20 @@ def _base(info: ValidationInfo) -> Path:
 
 
 def _filled(fill: Callable[[Table, Path], Table]) -> BeforeValidator:
-    """Complete a table before it is validated, with the folder of its file; what is no table is left as it is."""
-    return BeforeValidator(lambda given, info: fill(given, _base(info)) if isinstance(given, dict) else given)
+    """Complete a table before it is validated, with the folder of its file; what is no table is
+    left as it is.
+    """
+    return BeforeValidator(
+        lambda given, info: fill(given, _base(info)) if isinstance(given, dict) else given
+    )
 
 
 def _preset(names: tuple[str, ...]) -> Schema:
-    return {"type": "string", "enum": list(names), "description": "A preset; the other keys override it."}
+    return {
+        "type": "string",
+        "enum": list(names),
+        "description": "A preset; the other keys override it.",
+    }
 
 
 def _fill_model(given: Table, base: Path) -> Table:
@@ -79,9 +89,15 @@ def _fill_model(given: Table, base: Path) -> Table:
 
 
 def with_model_inside(table: Table, base: Path) -> Table:
-    """Return a campaign file's content with what `model.config` says in its place, for a reader without that file."""
+    """Return a campaign file's content with what `model.config` says in its place, for a reader
+    without that file.
+    """
     model = table.get("model")
-    return table | {"model": _fill_model(model, base)} if isinstance(model, dict) and "config" in model else table
+    return (
+        table | {"model": _fill_model(model, base)}
+        if isinstance(model, dict) and "config" in model
+        else table
+    )
 
 
 def _published_model(name: object, base: Path, *, counts_further: bool) -> Table:
@@ -93,24 +109,40 @@ def _published_model(name: object, base: Path, *, counts_further: bool) -> Table
         config = json_table(text).values
         found = model_of_config(config)
     if (further := config.get(FURTHER_TOKENS)) and not counts_further:
-        what = "these layers, which predict further tokens, are left out; model.mtp_layers estimates them"
+        what = (
+            "these layers, which predict further tokens, are left out; model.mtp_layers estimates"
+            " them"
+        )
         logger.warning("note: %s: %s = %s: %s", path, FURTHER_TOKENS, errors.shown(further), what)
     return found
 
 
 def _model_schema(schema: Schema) -> None:
-    config = "Path of a published model's `config.json`, relative to the campaign file; the other keys override it."
+    config = (
+        "Path of a published model's `config.json`, relative to the campaign file; the other keys"
+        " override it."
+    )
     schema["properties"] = {
         "preset": _preset(presets.preset_names("models")),
         "config": {"type": "string", "description": config},
         **schema["properties"],
     }
-    own = [key for key in schema.pop("required") if key not in _fill_model({"heads": 1, "hidden": 1}, Path())]
-    schema["anyOf"] = [{"required": ["preset"]}, {"required": ["config"]}, {"required": [*own, "hidden", "heads"]}]
+    own = [
+        key
+        for key in schema.pop("required")
+        if key not in _fill_model({"heads": 1, "hidden": 1}, Path())
+    ]
+    schema["anyOf"] = [
+        {"required": ["preset"]},
+        {"required": ["config"]},
+        {"required": [*own, "hidden", "heads"]},
+    ]
 
 
 def _fill_cluster(given: Table, base: Path) -> Table:
-    """Complete a [cluster] by its preset, file or device; a device that ships is named by its key."""
+    """Complete a [cluster] by its preset, file or device; a device that ships is named by its
+    key.
+    """
     if given.get("group"):
         return _uneven_cluster(given, base)
     given = {key: value for key, value in given.items() if key != "group" or value not in ([], ())}
@@ -122,17 +154,25 @@ def _fill_cluster(given: Table, base: Path) -> Table:
 
 
 def _as_tuples(given: Any) -> Any:
-    """Return lists as tuples, which strict validation expects of a table that was filled in, at every depth."""
+    """Return lists as tuples, which strict validation expects of a table that was filled in, at
+    every depth.
+    """
     if isinstance(given, dict):
         return {key: _as_tuples(value) for key, value in given.items()}
     return tuple(map(_as_tuples, given)) if isinstance(given, list | tuple) else given
 
 
 def _uneven_cluster(given: Table, base: Path) -> Table:
-    """Summarize the groups of a cluster, each filled in by itself over what [cluster] says of all."""
+    """Summarize the groups of a cluster, each filled in by itself over what [cluster] says of
+    all.
+    """
     groups, shared = given["group"], {key: value for key, value in given.items() if key != "group"}
-    if not isinstance(groups, list) or not all(isinstance(one, dict) and not one.get("group") for one in groups):
-        raise errors.bad_value("cluster.group", groups, 'tables [[cluster.group]], each with name = "..."')
+    if not isinstance(groups, list) or not all(
+        isinstance(one, dict) and not one.get("group") for one in groups
+    ):
+        raise errors.bad_value(
+            "cluster.group", groups, 'tables [[cluster.group]], each with name = "..."'
+        )
     if len(groups) > MOST_GROUPS:
         raise errors.bad_value("cluster.group", f"{len(groups)} groups", f"at most {MOST_GROUPS}")
     name = shared.pop("name", None) or shared.get("preset", "custom")
@@ -141,12 +181,19 @@ def _uneven_cluster(given: Table, base: Path) -> Table:
 
 
 def _group(own: Table, shared: Table, base: Path) -> Cluster:
-    """Return one group; what [cluster] says of its device is not said of that of a group which names its own."""
+    """Return one group; what [cluster] says of its device is not said of that of a group which
+    names its own.
+    """
     name = own.get("name")
     if not isinstance(name, str):
-        meant = next((key for key in own if name is None and get_close_matches(key, ["name"], cutoff=0.75)), "name")
+        meant = next(
+            (key for key in own if name is None and get_close_matches(key, ["name"], cutoff=0.75)),
+            "name",
+        )
         hint = None if meant == "name" else f"{meant} is no key of a group: did you mean 'name'?"
-        raise errors.bad_value("cluster.group.name", name, 'a name for each group, as "h100"', hint=hint)
+        raise errors.bad_value(
+            "cluster.group.name", name, 'a name for each group, as "h100"', hint=hint
+        )
     if not own.keys().isdisjoint(NAMES_A_DEVICE):
         device = {key for table in presets.catalogue("devices").values() for key in table}
         left_out = {*NAMES_A_DEVICE, *device, "efficiencies", "expected_error", "fitted"}
@@ -160,7 +207,11 @@ def _with_figures(table: Table, base: Path) -> Table:
         return _over_file(table, base)
     name, wanted = table.pop("preset", None), table.get("devices_per_node")
     if name is None:
-        return {"name": "custom", "nodes": 1} | (presets.known_device(str(table.get("device", ""))) or {}) | table
+        return (
+            {"name": "custom", "nodes": 1}
+            | (presets.known_device(str(table.get("device", ""))) or {})
+            | table
+        )
     if name != THIS_MACHINE:
         return presets.cluster_preset(name) | table
     from frontrunner.evaluators.probe.this_machine import detect, share_processors
@@ -170,7 +221,9 @@ def _with_figures(table: Table, base: Path) -> Table:
         found = share_processors(found, wanted)
     elif isinstance(wanted, int) and wanted > found["devices_per_node"]:
         raise errors.bad_value(
-            "cluster.devices_per_node", wanted, f"at most the {found['devices_per_node']} found here"
+            "cluster.devices_per_node",
+            wanted,
+            f"at most the {found['devices_per_node']} found here",
         )
     return found | table
 
@@ -180,9 +233,14 @@ def _over_file(table: Table, base: Path) -> Table:
     if not isinstance(name, str) or not name:
         raise errors.bad_value("cluster.file", name, "the path of a cluster file")
     if "preset" in table:
-        raise errors.bad_value("cluster.preset", table["preset"], f"no preset with cluster.file = {errors.shown(name)}")
+        raise errors.bad_value(
+            "cluster.preset", table["preset"], f"no preset with cluster.file = {errors.shown(name)}"
+        )
     cluster = read_cluster_file(base / name)
-    measured, wanted = cluster.devices_per_node, table.get("devices_per_node", cluster.devices_per_node)
+    measured, wanted = (
+        cluster.devices_per_node,
+        table.get("devices_per_node", cluster.devices_per_node),
+    )
     if cluster.backend == "cpu" and wanted != measured:
         expected = f"{measured}: {name} was measured with this many ranks sharing the processors"
         raise errors.bad_value("cluster.devices_per_node", wanted, expected)
@@ -237,28 +295,42 @@ def _software_schema(schema: Schema) -> None:
 def _cluster_schema(schema: Schema) -> None:
     schema["properties"] = {
         "preset": _preset((*presets.preset_names("clusters"), THIS_MACHINE)),
-        "file": {"type": "string", "description": "Path of a cluster file, relative to the campaign file."},
+        "file": {
+            "type": "string",
+            "description": "Path of a cluster file, relative to the campaign file.",
+        },
         **schema["properties"],
     }
     schema["properties"]["device"]["examples"] = list(presets.preset_names("devices"))
     filled = _fill_cluster({"device": presets.preset_names("devices")[0]}, Path())
     schema["properties"]["group"] = {"type": "array", "items": {"type": "object"}} | {
-        "description": "Node types of an uneven cluster, `[[cluster.group]]`: each with a `name` of its own and the "
-        "keys of `[cluster]` that differ, as `preset` or `device`, `nodes` and `price_per_node_hour`; a recipe runs "
-        "within one group. See [several node types](clusters.md#several-node-types)."
+        "description": (
+            "Node types of an uneven cluster, `[[cluster.group]]`: each with a `name` of its own"
+            " and the keys of `[cluster]` that differ, as `preset` or `device`, `nodes` and"
+            " `price_per_node_hour`; a recipe runs within one group. See [several node"
+            " types](clusters.md#several-node-types)."
+        )
     }
     schema["properties"]["fitted"] = {"type": "array", "items": {"type": "object"}} | {
-        "description": "Constants fitted to measured steps of training codes, `[[cluster.fitted]]`, as `frontrunner "
-        "calibrate` writes them; of another code nothing there is used. See [calibration](calibration.md)."
+        "description": (
+            "Constants fitted to measured steps of training codes, `[[cluster.fitted]]`, as"
+            " `frontrunner calibrate` writes them; of another code nothing there is used. See"
+            " [calibration](calibration.md)."
+        )
     }
     own = [key for key in schema.pop("required") if key not in filled or key == "device"]
-    schema["anyOf"] = [*({"required": [key]} for key in ("preset", "file", "group")), {"required": own}]
+    schema["anyOf"] = [
+        *({"required": [key]} for key in ("preset", "file", "group")),
+        {"required": own},
+    ]
 
 
 def _batch_range(given: Any) -> Any:
     ends = given if isinstance(given, list) and len(given) == 2 else [given, given]
     if not all(isinstance(end, int) and not isinstance(end, bool) for end in ends):
-        raise errors.bad_value("problem.global_batch", given, "a whole number of sequences, or [minimum, maximum]")
+        raise errors.bad_value(
+            "problem.global_batch", given, "a whole number of sequences, or [minimum, maximum]"
+        )
     return {"minimum": ends[0], "maximum": ends[1]}
 
 
@@ -266,9 +338,14 @@ def _fill_space(given: Table, _: Path) -> Table:
     """Read a single value as a list of one; print a note for each key of earlier versions."""
     for key in EARLIER_NAMES.keys() & given.keys():
         logger.warning("note: space.%s is now called space.%s", key, EARLIER_NAMES[key])
-    found: Table = {key: tuple(value) if isinstance(value, list) else (value,) for key, value in given.items()}
+    found: Table = {
+        key: tuple(value) if isinstance(value, list) else (value,) for key, value in given.items()
+    }
     if isinstance(own := given.get(CUSTOM), dict):
-        own = {name: _with_values(name, knob) if isinstance(knob, dict) else knob for name, knob in own.items()}
+        own = {
+            name: _with_values(name, knob) if isinstance(knob, dict) else knob
+            for name, knob in own.items()
+        }
     return found if own is None else found | {CUSTOM: own}
 
 
@@ -276,7 +353,9 @@ def _with_values(name: str, knob: Table) -> Table:
     values = knob.get("values")
     if not isinstance(values, list):
         return knob
-    if strange := next((value for value in values if not isinstance(value, bool | int | float | str)), None):
+    if strange := next(
+        (value for value in values if not isinstance(value, bool | int | float | str)), None
+    ):
         expected = "numbers, texts, or true and false"
         raise errors.bad_value(f"space.custom.{errors.shown_key(name)}.values", strange, expected)
     return knob | {"values": tuple(values)}
@@ -284,9 +363,13 @@ def _with_values(name: str, knob: Table) -> Table:
 
 def _check_custom(space: Space) -> Space:
     for name, knob in space.custom.items():
-        if knob.env is not None and any(looks_secret(knob.env, str(value)) for value in knob.values):
+        if knob.env is not None and any(
+            looks_secret(knob.env, str(value)) for value in knob.values
+        ):
             raise errors.bad_value(
-                f"space.custom.{name}.env", knob.env, "no variable that looks like a secret, which would be stored"
+                f"space.custom.{name}.env",
+                knob.env,
+                "no variable that looks like a secret, which would be stored",
             )
     return space
 
@@ -299,13 +382,16 @@ def _space_schema(schema: Schema) -> None:
         more["description"] = stated.description
         schema["properties"][name] = {"anyOf": [dimension, dimension["items"]]} | more
     about = (
-        "Knobs of your own, by name, that a trainer gets as arguments or environment variables: [below](#spacecustom)."
+        "Knobs of your own, by name, that a trainer gets as arguments or environment variables:"
+        " [below](#spacecustom)."
     )
     schema["properties"][CUSTOM] = own | {"description": about}
 
 
 def _fill_search(given: Table, base: Path) -> Table:
-    table = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    table = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
+    }
     if (name := table.get("baseline")) is not None:
         if not isinstance(name, str) or not name:
             raise errors.bad_value("search.baseline", name, "the path of a recipe file")
@@ -314,7 +400,9 @@ def _fill_search(given: Table, base: Path) -> Table:
 
 
 def _check_deephyper(search: SearchSettings) -> SearchSettings:
-    """Refuse settings that nothing would use; stored campaigns of earlier versions may have some."""
+    """Refuse settings that nothing would use; stored campaigns of earlier versions may have
+    some.
+    """
     own, usual = search.deephyper, DeepHyperSettings()
     for key, value in vars(own).items():
         used_by = {"kappa": ("UCB",), "xi": ("EI", "PI")}.get(key, ("",))
@@ -324,7 +412,10 @@ def _check_deephyper(search: SearchSettings) -> SearchSettings:
             expected = f'no such entry with search.strategy = "{search.strategy}"'
             raise errors.bad_value(f"search.deephyper.{key}", value, expected)
         if not own.acquisition.startswith(used_by):
-            expected = f'no such entry with acquisition = "{own.acquisition}": it is of {" and ".join(used_by)}'
+            expected = (
+                f'no such entry with acquisition = "{own.acquisition}": it is of'
+                f" {' and '.join(used_by)}"
+            )
             raise errors.bad_value(f"search.deephyper.{key}", value, expected)
     return search
 
@@ -332,7 +423,10 @@ def _check_deephyper(search: SearchSettings) -> SearchSettings:
 def _search_schema(schema: Schema) -> None:
     properties = schema["properties"]
     properties["strategy"]["enum"] = list(STRATEGIES)
-    properties["baseline"] = {"type": "string", "description": properties["baseline"]["description"]}
+    properties["baseline"] = {
+        "type": "string",
+        "description": properties["baseline"]["description"],
+    }
 
 
 def _locate(settings: Any, info: ValidationInfo) -> Any:
@@ -357,12 +451,18 @@ def _locate_command(command: CommandSettings, info: ValidationInfo) -> CommandSe
     for name, value in command.environment.items():
         if looks_secret(name, value):
             raise errors.InvalidInput(
-                f"command.environment.{name} looks like a secret, which would be stored: expected other variables",
-                hint=f'set it where the driver is started, and pass_environment = ["{name}", ...] hands it on',
+                f"command.environment.{name} looks like a secret, which would be stored: expected"
+                " other variables",
+                hint=(
+                    f'set it where the driver is started, and pass_environment = ["{name}", ...]'
+                    " hands it on"
+                ),
             )
     folder = _base(info) / (command.folder or "")
     if command.folder is not None and not errors.holds(folder.is_dir):
-        raise errors.bad_value("command.folder", command.folder, f"a folder, by its path from {_base(info).absolute()}")
+        raise errors.bad_value(
+            "command.folder", command.folder, f"a folder, by its path from {_base(info).absolute()}"
+        )
     return replace(command, folder=str(folder.resolve())) if command.arguments else command
 
 
@@ -371,16 +471,20 @@ class StoreSettings:
     """Where outcomes are kept."""
 
     url: str | None = None
-    """Path or URL of the [store](store.md); `--store` and `FRONTRUNNER_STORE` override it. By default
-    `frontrunner.db`."""
+    """Path or URL of the [store](store.md); `--store` and `FRONTRUNNER_STORE` override it. By
+    default `frontrunner.db`.
+    """
     run_folder: str | None = None
-    """Folder for the files of probes and replays; `FRONTRUNNER_RUNS` overrides it. By default `frontrunner-runs`
-    next to the store."""
+    """Folder for the files of probes and replays; `FRONTRUNNER_RUNS` overrides it. By default
+    `frontrunner-runs` next to the store.
+    """
 
     def __post_init__(self) -> None:
         for key, value in vars(self).items():
             if value is not None and (not value.strip() or "\0" in value):
-                raise errors.bad_value(f"store.{key}", value, "a path" + (", or a URL" if key == "url" else ""))
+                raise errors.bad_value(
+                    f"store.{key}", value, "a path" + (", or a URL" if key == "url" else "")
+                )
 
 
 CampaignName = Annotated[
@@ -388,7 +492,9 @@ CampaignName = Annotated[
     AfterValidator(lambda name: errors.require_campaign_name("name", name)),
     WithJsonSchema({"type": "string", "pattern": f"^{errors.CAMPAIGN_NAME.pattern}$"}),
 ]
-ModelSection = Annotated[Model, _filled(_fill_model), AfterValidator(_check_name), SchemaOf(_model_schema)]
+ModelSection = Annotated[
+    Model, _filled(_fill_model), AfterValidator(_check_name), SchemaOf(_model_schema)
+]
 ClusterSection = Annotated[
     Cluster,
     _filled(_fill_cluster),
@@ -406,16 +512,20 @@ class ProblemSection(Config):
 
     sequence_length: int
     """Tokens per sequence."""
-    global_batch: Annotated[GlobalBatch, BeforeValidator(_batch_range), WithJsonSchema(_BATCH_SCHEMA)]
+    global_batch: Annotated[
+        GlobalBatch, BeforeValidator(_batch_range), WithJsonSchema(_BATCH_SCHEMA)
+    ]
     """Sequences per optimizer step over all replicas: a number, from which accumulation follows, or
     `[minimum, maximum]`, which needs `space.accumulation`."""
     precision: str = "bf16"
-    """`fp32`, `bf16` or `fp16`: the arithmetic; master weights are fp32, and so are optimizer states but for
-    `space.optimizer_state = ["bf16"]`. Under `fp16` the loss is scaled, and steps whose gradients overflow are not
-    measured."""
+    """`fp32`, `bf16` or `fp16`: the arithmetic; master weights are fp32, and so are optimizer
+    states but for `space.optimizer_state = ["bf16"]`. Under `fp16` the loss is scaled, and steps
+    whose gradients overflow are not measured.
+    """
     tolerance: str = "rounding"
-    """How far recipes may differ in their results: by `rounding` alone, or by what is `quantized` too, which
-    `space.fp8`, `space.quantized_weights` and `space.quantized_gradients` need."""
+    """How far recipes may differ in their results: by `rounding` alone, or by what is `quantized`
+    too, which `space.fp8`, `space.quantized_weights` and `space.quantized_gradients` need.
+    """
     billion_tokens: float | None = None
     """Tokens of the whole training, in 1e9: tables then state its days, its node-hours and, with
     `cluster.price_per_node_hour`, its price."""
@@ -427,10 +537,17 @@ class CampaignConfig(Config):
     model: ModelSection
     cluster: ClusterSection
     problem: ProblemSection
-    software: Annotated[SoftwareSettings, AfterValidator(_check_code), SchemaOf(_software_schema)] = SoftwareSettings()
-    space: Annotated[Space, _filled(_fill_space), AfterValidator(_check_custom), SchemaOf(_space_schema)] = Space()
+    software: Annotated[
+        SoftwareSettings, AfterValidator(_check_code), SchemaOf(_software_schema)
+    ] = SoftwareSettings()
+    space: Annotated[
+        Space, _filled(_fill_space), AfterValidator(_check_custom), SchemaOf(_space_schema)
+    ] = Space()
     search: Annotated[
-        SearchSettings, _filled(_fill_search), AfterValidator(_check_deephyper), SchemaOf(_search_schema)
+        SearchSettings,
+        _filled(_fill_search),
+        AfterValidator(_check_deephyper),
+        SchemaOf(_search_schema),
     ] = SearchSettings()
     budget: Budget = Budget()
     probe: ProbeSettings = ProbeSettings()
@@ -440,23 +557,33 @@ class CampaignConfig(Config):
     command: Annotated[CommandSettings, AfterValidator(_locate_command)] = CommandSettings()
     store: StoreSettings = StoreSettings()
     name: CampaignName | None = None
-    """The campaign's name: `a-z`, `0-9`, `.`, `_`, `-`. It must be free; the default, the file's own name, gets `-2`,
-    `-3`, ..."""
+    """The campaign's name: `a-z`, `0-9`, `.`, `_`, `-`. It must be free; the default, the file's
+    own name, gets `-2`, `-3`, ...
+    """
     evaluator: str = "probe"
-    """How recipes are judged: `probe` trains, `simulated` rehearses with computed outcomes, `table` [looks them
-    up](#table), `command` runs [another trainer](#command); other names are
-    [plug-ins](other-trainers.md#a-plug-in)."""
+    """How recipes are judged: `probe` trains, `simulated` rehearses with computed outcomes, `table`
+    [looks them up](#table), `command` runs [another trainer](#command); other names are
+    [plug-ins](other-trainers.md#a-plug-in).
+    """
 
     def campaign(self, default_name: str) -> CampaignFile:
-        """Return the campaign that the file describes; raises `InvalidInput` for sections that do not go together."""
+        """Return the campaign that the file describes; raises `InvalidInput` for sections that do
+        not go together.
+        """
         require_evaluator(self.evaluator)
-        problem = Problem(model=self.model, cluster=self.cluster, software=self.software, **dict(self.problem))
+        problem = Problem(
+            model=self.model, cluster=self.cluster, software=self.software, **dict(self.problem)
+        )
         shared = ("search", "budget", "probe", "data", "dispatch", "table", "command", "evaluator")
         sections = {key: getattr(self, key) for key in shared}
-        says_more = "space" in self.model_fields_set and self.space != Space(custom=self.space.custom)
+        says_more = "space" in self.model_fields_set and self.space != Space(
+            custom=self.space.custom
+        )
         only_own = bool(self.space.custom) and not says_more
         is_stated = "space" in self.model_fields_set and not only_own
-        sections["space"] = self.space if is_stated else replace(usual_space(problem), custom=self.space.custom)
+        sections["space"] = (
+            self.space if is_stated else replace(usual_space(problem), custom=self.space.custom)
+        )
         spec = CampaignSpec(name=self.name or default_name, problem=problem, **sections)
         return CampaignFile(spec=spec, store=self.store, named=self.name is not None)
 
@@ -488,7 +615,9 @@ class CampaignFile:
 
 
 def campaign_of(given: str | Path | Mapping[str, Any] | CampaignFile) -> CampaignFile:
-    """Return the campaign of a file's path, or of its sections as a dictionary, whose paths are from this folder."""
+    """Return the campaign of a file's path, or of its sections as a dictionary, whose paths are
+    from this folder.
+    """
     if isinstance(given, CampaignFile):
         return given
     if isinstance(given, Mapping):
@@ -505,18 +634,24 @@ def example_file(name: str) -> Path:
     return folder / f"{name}.toml"
 
 
-def read_campaign_file(path: Path, changes: Mapping[str, str] = MappingProxyType({})) -> CampaignFile:
+def read_campaign_file(
+    path: Path, changes: Mapping[str, str] = MappingProxyType({})
+) -> CampaignFile:
     """Read and validate a campaign file; raises `NotFound`, or `InvalidInput` naming the key.
 
     `changes` are values as TOML by their keys, as `budget.probes`, in place of the file's.
     """
     table = read_toml(path)
     with errors.naming(path):
-        kept = {key: text for key, text in changes.items() if not key.startswith("store.")}  # which has passwords
+        kept = {
+            key: text for key, text in changes.items() if not key.startswith("store.")
+        }  # which has passwords
         replaced = {key: (value_of(table, key), text) for key, text in kept.items()}
         for key, text in changes.items():
             set_value(table, key, text)
-        found = parse_campaign(table, default_name=errors.campaign_name_from(path.stem), base=path.parent)
+        found = parse_campaign(
+            table, default_name=errors.campaign_name_from(path.stem), base=path.parent
+        )
         return replace(found, path=path.resolve(), changes=replaced)
 
 
@@ -530,13 +665,17 @@ class _ModelFile(Config):
 
 
 class ClusterFile(Config):
-    """A cluster file: TOML with the section [cluster] alone, as `frontrunner calibrate` writes it."""
+    """A cluster file: TOML with the section [cluster] alone, as `frontrunner calibrate` writes
+    it.
+    """
 
     cluster: ClusterSection
 
 
 def read_cluster_file(path: Path) -> Cluster:
-    """Read and validate a cluster file; raises `NotFound` and `InvalidInput` as `read_campaign_file` does."""
+    """Read and validate a cluster file; raises `NotFound` and `InvalidInput` as
+    `read_campaign_file` does.
+    """
     table = read_toml(path, "cluster file", "frontrunner calibrate --out FILE writes one")
     with errors.naming(path):
         section = table.get("cluster")
@@ -550,7 +689,9 @@ class _DataFile(Config):
 
 
 def named_data(name: str) -> DataSettings:
-    """Return data by the path of a file, or of a TOML file with a section [data], or as `built-in`."""
+    """Return data by the path of a file, or of a TOML file with a section [data], or as
+    `built-in`.
+    """
     if name == BUILT_IN_DATA:
         return DataSettings()
     path = Path(name)
@@ -558,7 +699,11 @@ def named_data(name: str) -> DataSettings:
         return DataSettings(path=str(path.absolute()))
     table = read_toml(path, "data file", "it has a section [data], as a campaign file")
     with errors.naming(path):
-        return parse(_DataFile, {key: value for key, value in table.items() if key == "data"}, base=path.parent).data
+        return parse(
+            _DataFile,
+            {key: value for key, value in table.items() if key == "data"},
+            base=path.parent,
+        ).data
 
 
 def preset_model(name: str) -> Model:
@@ -567,7 +712,9 @@ def preset_model(name: str) -> Model:
 
 
 def named_cluster(name: str | Cluster | None) -> Cluster | None:
-    """Return a cluster by the name of a preset or the path of a cluster file; a cluster, or None, as it is."""
+    """Return a cluster by the name of a preset or the path of a cluster file; a cluster, or None,
+    as it is.
+    """
     if not isinstance(name, str):
         return name
     known = (*presets.preset_names("clusters"), THIS_MACHINE)
@@ -576,10 +723,15 @@ def named_cluster(name: str | Cluster | None) -> Cluster | None:
     if "/" in name or name.endswith(".toml"):
         return read_cluster_file(Path(name))
     raise errors.bad_value(
-        "cluster", name, "a known preset, or a cluster file's path", hint=errors.did_you_mean(name, known)
+        "cluster",
+        name,
+        "a known preset, or a cluster file's path",
+        hint=errors.did_you_mean(name, known),
     )
 
 
 def parse_cluster(table: Table) -> Cluster:
-    """Validate the keys of a section [cluster]; a relative `file` is taken from the working directory."""
+    """Validate the keys of a section [cluster]; a relative `file` is taken from the working
+    directory.
+    """
     return parse(ClusterFile, {"cluster": table}).cluster

@@ -1,7 +1,8 @@
 """Recipe files: one recipe with its problem, origin and measurement, as versioned JSON.
 
-The document is `{"format", "version", "hash", "content"}`; its content is a `RecipeFile`, and the hash is SHA-256 over
-the content's canonical JSON (sorted keys, no spaces). docs/recipe.schema.json is its JSON schema.
+The document is `{"format", "version", "hash", "content"}`; its content is a `RecipeFile`, and the
+hash is SHA-256 over the content's canonical JSON (sorted keys, no spaces). docs/recipe.schema.json
+is its JSON schema.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ KEYS = ("format", "version", "hash", "content")
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(RecipeStats):
-    """A recipe's measurements in one campaign; `figures` says where they come from, `trainer` the other evaluator."""
+    """A recipe's measurements in one campaign; `figures` says where they come from, `trainer` the
+    other evaluator.
+    """
 
     campaign: str
     figures: str
@@ -75,7 +78,8 @@ class NodeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerCommand:
-    """Another trainer: the evaluator that made its commands, with the campaign's [command], whose folder is absolute.
+    """Another trainer: the evaluator that made its commands, with the campaign's [command], whose
+    folder is absolute.
 
     `on_nodes`: it is started on each of the recipe's nodes, and does not reach them by itself.
     """
@@ -88,7 +92,8 @@ class TrainerCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What training needs besides the problem: optimizer, learning rates, the seed of weights and data, and the data.
+    """What training needs besides the problem: optimizer, learning rates, the seed of weights and
+    data, and the data.
 
     `data` is empty where the file does not state them; `command` is None for our own trainer.
     """
@@ -114,7 +119,9 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Writer and time of the file (ISO 8601, UTC), and the software versions that the recipe was measured with."""
+    """Writer and time of the file (ISO 8601, UTC), and the software versions that the recipe was
+    measured with.
+    """
 
     written_by: str
     written_at: str
@@ -138,16 +145,25 @@ class RecipeFile:
             raise errors.InvalidInput(f"content.recipe is illegal: {reason}")
         wanted = recipe_id(self.problem, self.recipe)
         if self.recipe_id != wanted:
-            raise errors.bad_value("content.recipe_id", self.recipe_id, f"{wanted}, the id of this problem and recipe")
+            raise errors.bad_value(
+                "content.recipe_id", self.recipe_id, f"{wanted}, the id of this problem and recipe"
+            )
 
 
 def to_text(file: RecipeFile) -> str:
-    """Return the file's text; `from_text` reads it back to an equal value, and equal values give equal text."""
+    """Return the file's text; `from_text` reads it back to an equal value, and equal values give
+    equal text.
+    """
     content = asdict(file) | {"recipe": stored_recipe(file.recipe)}
     del content["problem"]["cluster"]["group"]  # the problem is that on the recipe's nodes
     if file.training.command is None:  # which versions without it can read
         del content["training"]["command"]
-    document = {"format": FORMAT, "version": VERSION, "hash": content_hash(content), "content": content}
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "hash": content_hash(content),
+        "content": content,
+    }
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
@@ -158,7 +174,12 @@ def content_hash(content: Mapping[str, Any]) -> str:
 
 def read(path: Path) -> RecipeFile:
     """Read the recipe file at a path; raises `NotFound`, or `InvalidInput` naming the key."""
-    text = read_text(path, "recipe file", "frontrunner export RECIPE --to recipe writes one", most_bytes=MOST_BYTES)
+    text = read_text(
+        path,
+        "recipe file",
+        "frontrunner export RECIPE --to recipe writes one",
+        most_bytes=MOST_BYTES,
+    )
     try:
         return from_text(text)
     except errors.InvalidInput as error:
@@ -181,9 +202,13 @@ def from_text(text: str) -> RecipeFile:
     refuse_unusable_values(document, LARGEST)
     for key in document:
         if key not in KEYS:
-            raise errors.InvalidInput(f"unknown key {errors.shown_key(key)}: a recipe file has {', '.join(KEYS)}")
+            raise errors.InvalidInput(
+                f"unknown key {errors.shown_key(key)}: a recipe file has {', '.join(KEYS)}"
+            )
     if not isinstance(content, dict):
         raise errors.bad_value("content", content, A_TABLE)
     if document.get("hash") != (wanted := content_hash(content)):
-        raise errors.bad_value("hash", document.get("hash"), f"{wanted}: the file was changed after it was written")
+        raise errors.bad_value(
+            "hash", document.get("hash"), f"{wanted}: the file was changed after it was written"
+        )
     return validate(RecipeFile, content, prefix="content", largest=LARGEST)

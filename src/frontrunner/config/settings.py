@@ -16,18 +16,26 @@ from frontrunner.results.redaction import redact
 DEFAULT_STORE = "frontrunner.db"
 STORE_VARIABLE = "FRONTRUNNER_STORE"
 RUNS_VARIABLE = "FRONTRUNNER_RUNS"
-BY_SERVER = "best|pareto|show|compare|status|history|failures|campaigns|dataframe|report|plot|film|explain"
+BY_SERVER = (
+    "best|pareto|show|compare|status|history|failures|campaigns|dataframe|report|plot|film|explain"
+)
 BY_SERVER += "|export|budget|rename|label|delete|mcp"
-BY_STORE = f"{BY_SERVER}|launch|resume|measure|sweep|scale|replay|profile|dryrun|archive|unarchive|import"
+BY_STORE = (
+    f"{BY_SERVER}|launch|resume|measure|sweep|scale|replay|profile|dryrun|archive|unarchive|import"
+)
 BY_STORE += "|calibrate|doctor|serve|store check|store backup|store upgrade|store prune"
 BY_SERVER += "|users add|users list|users remove"
 """Commands with --server, and with --store."""
 AT_HAND = "frontrunner.at-hand."
-"""Keys of click's `Context.meta` for the running command's `store`, `server` and campaign `file`, or `campaign`."""
+"""Keys of click's `Context.meta` for the running command's `store`, `server` and campaign `file`,
+or `campaign`.
+"""
 
 
 def store_url(flag: str | None = None, *, from_file: str | None = None) -> str:
-    """Return the store's URL, or a path for SQLite. An empty flag counts: opening it fails with the reason."""
+    """Return the store's URL, or a path for SQLite. An empty flag counts: opening it fails with the
+    reason.
+    """
     if flag is not None:
         return flag
     return os.environ.get(STORE_VARIABLE) or from_file or DEFAULT_STORE
@@ -39,7 +47,8 @@ def shown_store(url: str) -> str:
 
 
 def located(text: str) -> str:
-    """Make the commands in a text ones to paste: with the running command's campaign file, --store or --server.
+    """Make the commands in a text ones to paste: with the running command's campaign file, --store
+    or --server.
 
     A command ends at one of "`,;#()", and begins with what started this program.
     """
@@ -56,11 +65,15 @@ def located(text: str) -> str:
 
     def add(found: re.Match[str]) -> str:
         command = found[0]
-        if not re.match(rf"frontrunner ({BY_SERVER if name == 'server' else BY_STORE})(?![\w-])", command):
+        if not re.match(
+            rf"frontrunner ({BY_SERVER if name == 'server' else BY_STORE})(?![\w-])", command
+        ):
             return f"{command}  # where the store is" if name == "server" else command
         return command if option in command else command + option
 
-    return _runnable(re.sub(rf"frontrunner ({BY_STORE}|{BY_SERVER})(?![\w-])([^`,;#()]*[^`,;#()\s])?", add, text))
+    return _runnable(
+        re.sub(rf"frontrunner ({BY_STORE}|{BY_SERVER})(?![\w-])([^`,;#()]*[^`,;#()\s])?", add, text)
+    )
 
 
 def _runnable(text: str) -> str:
@@ -68,7 +81,9 @@ def _runnable(text: str) -> str:
 
 
 def started_by() -> str:
-    """Return what started this program, for a shell: `frontrunner` where its PATH leads to that, else the file."""
+    """Return what started this program, for a shell: `frontrunner` where its PATH leads to that,
+    else the file.
+    """
     script = Path(sys.argv[0])
     if script.name != "frontrunner" or shutil.which("frontrunner") == str(script.absolute()):
         return "frontrunner"
@@ -77,9 +92,13 @@ def started_by() -> str:
 
 
 def run_root(url: str, *, from_file: str | None = None) -> Path:
-    """Return the parent of the folders of probes and replays: next to an SQLite store, else in the working folder."""
+    """Return the parent of the folders of probes and replays: next to an SQLite store, else in the
+    working folder.
+    """
     chosen = os.environ.get(RUNS_VARIABLE) or from_file
     if chosen:
         return Path(chosen).resolve()
     path = url.removeprefix("sqlite:///")
-    return (Path.cwd() if "://" in path else Path(os.path.realpath(path)).parent) / "frontrunner-runs"
+    return (
+        Path.cwd() if "://" in path else Path(os.path.realpath(path)).parent
+    ) / "frontrunner-runs"

@@ -20,9 +20,13 @@ from frontrunner.spaces.space import usual_space
 from frontrunner.text import parameters
 
 TOKENS_PER_STEP = 2**20
-"""About as many as the default global batch has, where the machine computes them within `LONGEST_STEP_S`."""
+"""About as many as the default global batch has, where the machine computes them within
+`LONGEST_STEP_S`.
+"""
 LONGEST_STEP_S = ProbeSettings().deadline_s / ProbeSettings().least_steps / 4
-"""Of matrix products alone, at the rate of the formulas: the whole step may take a few times as long."""
+"""Of matrix products alone, at the rate of the formulas: the whole step may take a few times as
+long.
+"""
 LONGEST_BY_DEFAULT = 4096
 PROBES = 40
 COMMENTS_AT = 40
@@ -31,22 +35,28 @@ Table = dict[str, Any]
 
 
 def starter(*, model: str, cluster: str, folder: Path, **given: Any) -> str:
-    """Return the text of a campaign file in a folder, for a model and a cluster, each a preset or a file's path.
+    """Return the text of a campaign file in a folder, for a model and a cluster, each a preset or a
+    file's path.
 
-    `given` are `nodes`, `sequence_length`, `global_batch` and `precision`; what is None gets a common value.
+    `given` are `nodes`, `sequence_length`, `global_batch` and `precision`; what is None gets a
+    common value.
     """
     chosen = {key: value for key, value in given.items() if value is not None}
     models, clusters = preset_names("models"), (*preset_names("clusters"), THIS_MACHINE)
     of_model = _named("--model", model, models, ("config", ".json"), folder)
     of_cluster = _named("--cluster", cluster, clusters, ("file", ".toml"), folder)
     of_cluster |= {key: chosen.pop(key) for key in ("nodes",) if key in chosen}
-    problem = _problem(of_model, of_cluster, {"sequence_length": 2, "global_batch": 1, "precision": "fp32"}, folder)
+    problem = _problem(
+        of_model, of_cluster, {"sequence_length": 2, "global_batch": 1, "precision": "fp32"}, folder
+    )
     longest = min(problem.model.max_positions or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)
     length = chosen.get("sequence_length", longest)
     devices = problem.cluster.devices
     common = {"sequence_length": length, "precision": _precision(problem.cluster)} | chosen
     problem = _problem(of_model, of_cluster, {"global_batch": 1} | common, folder)
-    common = {"global_batch": devices * max(1, round(_tokens_per_step(problem) / length / devices))} | common
+    common = {
+        "global_batch": devices * max(1, round(_tokens_per_step(problem) / length / devices))
+    } | common
     problem = _problem(of_model, of_cluster, common, folder)
     return _text(of_model, of_cluster, problem)
 
@@ -60,21 +70,33 @@ def _precision(cluster: Cluster) -> str:
 
 
 def _tokens_per_step(problem: Problem) -> float:
-    """Return `TOKENS_PER_STEP`, or as many as each group of the cluster multiplies through in `LONGEST_STEP_S`."""
+    """Return `TOKENS_PER_STEP`, or as many as each group of the cluster multiplies through in
+    `LONGEST_STEP_S`.
+    """
     flops = problem.model.model_flops_per_token(problem.sequence_length)
     rates = (
-        one.devices * Machine.of(one, problem.precision, FRONTRUNNER).matmul_flops for one in problem.cluster.parts()
+        one.devices * Machine.of(one, problem.precision, FRONTRUNNER).matmul_flops
+        for one in problem.cluster.parts()
     )
     return min(TOKENS_PER_STEP, LONGEST_STEP_S * min(rates) / flops)
 
 
-def _named(option: str, name: str, known: tuple[str, ...], file: tuple[str, str], folder: Path) -> Table:
-    """Return the entry of a preset, or of a file by its path from the folder of the campaign file."""
+def _named(
+    option: str, name: str, known: tuple[str, ...], file: tuple[str, str], folder: Path
+) -> Table:
+    """Return the entry of a preset, or of a file by its path from the folder of the campaign
+    file.
+    """
     key, ending = file
     if name in known:
         return {"preset": name}
     if not name.endswith(ending) and "/" not in name:
-        raise bad_value(option, name, f"a preset, or the path of a {ending} file", hint=did_you_mean(name, known))
+        raise bad_value(
+            option,
+            name,
+            f"a preset, or the path of a {ending} file",
+            hint=did_you_mean(name, known),
+        )
     path = Path(name)
     if not holds(path.is_file):
         raise bad_value(option, name, "a preset, or the path of a file that is there")
@@ -92,12 +114,22 @@ def _text(model: Table, cluster: Table, problem: Problem) -> str:
     machine, tokens = problem.cluster, problem.global_batch.maximum * problem.sequence_length
     nodes = "" if machine.nodes == 1 else f" on each of {machine.nodes} nodes"
     space = usual_space(problem)
-    searched = [name for name in (one.name for one in fields(space)) if len(getattr(space, name)) > 1]
+    searched = [
+        name for name in (one.name for one in fields(space)) if len(getattr(space, name)) > 1
+    ]
     lines = [
-        "# The fastest way to train a model on a cluster: `frontrunner plan` estimates this file's recipes, without",
-        "# a device; `frontrunner launch` measures the promising ones. docs/campaign-file.md lists all keys.",
+        (
+            "# The fastest way to train a model on a cluster: `frontrunner plan` estimates this"
+            " file's recipes, without"
+        ),
+        (
+            "# a device; `frontrunner launch` measures the promising ones. docs/campaign-file.md"
+            " lists all keys."
+        ),
         *_section("model", model, {next(iter(model)): parameters(problem.model)}),
-        *_section("cluster", cluster, {next(iter(cluster)): f"{machine.devices_per_node} devices{nodes}"}),
+        *_section(
+            "cluster", cluster, {next(iter(cluster)): f"{machine.devices_per_node} devices{nodes}"}
+        ),
         *_section(
             "problem",
             {
@@ -109,14 +141,26 @@ def _text(model: Table, cluster: Table, problem: Problem) -> str:
         ),
         *_section("space", {name: list(getattr(space, name)) for name in searched}, {}),
         *_section("search", {"strategy": "guided"}, {}),
-        *_section("budget", {"probes": PROBES}, {"probes": "at most, failed ones included; or: minutes, node_hours"}),
+        *_section(
+            "budget",
+            {"probes": PROBES},
+            {"probes": "at most, failed ones included; or: minutes, node_hours"},
+        ),
     ]
     return "\n".join([*lines, ""])
 
 
-def written(name: str, sections: Mapping[str, Table], comments: Mapping[str, dict[str, str]]) -> str:
-    """Return the text of a campaign file with these sections, and comments on some of their keys."""
-    lines = [line for key, entries in sections.items() for line in _section(key, entries, comments.get(key, {}))]
+def written(
+    name: str, sections: Mapping[str, Table], comments: Mapping[str, dict[str, str]]
+) -> str:
+    """Return the text of a campaign file with these sections, and comments on some of their
+    keys.
+    """
+    lines = [
+        line
+        for key, entries in sections.items()
+        for line in _section(key, entries, comments.get(key, {}))
+    ]
     return "\n".join([name, *lines, ""])
 
 

@@ -1,1 +1,3 @@
-"""The service: the store and the commands over HTTP, for a team, a browser or a program on another machine."""
+"""The service: the store and the commands over HTTP, for a team, a browser or a program on another
+machine.
+"""

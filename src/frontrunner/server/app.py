@@ -1,4 +1,6 @@
-"""The application: middleware around routes, errors as responses, health and metrics, and its server."""
+"""The application: middleware around routes, errors as responses, health and metrics, and its
+server.
+"""
 
 from __future__ import annotations
 
@@ -53,14 +55,19 @@ GRACE_S = 3
 METHODS = ("DELETE", "GET", "PATCH", "POST")
 FIRST_REQUEST_S = 10.0
 MOST_CAMPAIGNS = 200
-"""The newest ones in the metrics: each is a label, and Prometheus keeps a series for each label that it has seen."""
+"""The newest ones in the metrics: each is a label, and Prometheus keeps a series for each label
+that it has seen.
+"""
 DESCRIPTION = """Campaigns over HTTP. Responses have the shape that the commands print with `--json`; errors are
-problem details (RFC 9457) with a `kind` and the next step as `hint`. Send a token as `Authorization: Bearer TOKEN`."""
+problem details (RFC 9457) with a `kind` and the next step as `hint`. Send a token as `Authorization: Bearer TOKEN`."""  # noqa: E501
 SCHEMES: dict[str, Any] = {
     "token": {
         "type": "http",
         "scheme": "bearer",
-        "description": "A token of the token file or of a user: an operator's may launch and stop, a reader's read.",
+        "description": (
+            "A token of the token file or of a user: an operator's may launch and stop, a reader's"
+            " read."
+        ),
     },
     "session": {
         "type": "apiKey",
@@ -68,7 +75,9 @@ SCHEMES: dict[str, Any] = {
         "description": "Set in a browser that signed in.",
     },
 }
-ERROR = problem(422, "unknown section [budgets]", kind="InvalidInput", hint="did you mean 'budget'?")
+ERROR = problem(
+    422, "unknown section [budgets]", kind="InvalidInput", hint="did you mean 'budget'?"
+)
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": text, "content": {PROBLEM: {"example": ERROR}}}
     for status, text in (("4XX", "Refused"), ("5XX", "Not possible now"))
@@ -80,7 +89,9 @@ logger = logging.getLogger("frontrunner.server")
 
 
 def create_app(settings: ServiceSettings) -> FastAPI:
-    """Return the service over one store, which is created if missing. Raises as `open_store` and `make_tokens` do."""
+    """Return the service over one store, which is created if missing. Raises as `open_store` and
+    `make_tokens` do.
+    """
     service = serving.Service(settings)
     app = FastAPI(
         title="frontrunner",
@@ -96,7 +107,9 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     )
     app.state.service, app.state.sign_ins = service, RateLimit(account.TRIES_PER_S, account.TRIES)
     for router in (routes.api, routes.uncached):
-        app.include_router(router, prefix=API, responses=ERRORS, dependencies=[Depends(serving.known_parameters)])
+        app.include_router(
+            router, prefix=API, responses=ERRORS, dependencies=[Depends(serving.known_parameters)]
+        )
     pages = (
         account.router,
         listing.router,
@@ -117,7 +130,9 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Respond with few threads, which take turns anyway; at the end close the store and leave the drivers running."""
+    """Respond with few threads, which take turns anyway; at the end close the store and leave the
+    drivers running.
+    """
     service: serving.Service = app.state.service
     anyio.to_thread.current_default_thread_limiter().total_tokens = service.settings.limits.threads
     try:
@@ -139,7 +154,9 @@ def _handle_errors(app: FastAPI, service: serving.Service) -> None:
             headers["Allow"] = ", ".join(sorted(_methods(app, request.scope)))
         if error.status_code == 405 and request.method == "OPTIONS":
             return Response(status_code=204, headers=headers)
-        return serving.error_response(request.scope, error.status_code, str(error.detail), headers=headers)
+        return serving.error_response(
+            request.scope, error.status_code, str(error.detail), headers=headers
+        )
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
@@ -148,12 +165,18 @@ def _handle_errors(app: FastAPI, service: serving.Service) -> None:
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return serving.error_response(request.scope, 500, "the service failed on this request; see its log")
+        return serving.error_response(
+            request.scope, 500, "the service failed on this request; see its log"
+        )
 
 
 def _methods(app: FastAPI, scope: Scope) -> set[str]:
     asked = {method: {**scope, "method": method} for method in METHODS}
-    found = {one for one in METHODS if any(route.matches(asked[one])[0] is Match.FULL for route in app.routes)}
+    found = {
+        one
+        for one in METHODS
+        if any(route.matches(asked[one])[0] is Match.FULL for route in app.routes)
+    }
     return found | {"OPTIONS"} | ({"HEAD"} if "GET" in found else set())
 
 
@@ -169,7 +192,9 @@ def _describe(app: FastAPI, service: serving.Service) -> None:
         for body in ("CampaignBody", "PlanBody"):
             for kind in KINDS:
                 if names := service.settings.registered.names(kind):
-                    document["components"]["schemas"][body]["properties"][kind]["anyOf"][0]["enum"] = list(names)
+                    document["components"]["schemas"][body]["properties"][kind]["anyOf"][0][
+                        "enum"
+                    ] = list(names)
         return document
 
     app.openapi = described  # type: ignore[method-assign]  # FastAPI's own way to extend it
@@ -177,7 +202,9 @@ def _describe(app: FastAPI, service: serving.Service) -> None:
 
 @outside.get("/healthz")
 def health(service: serving.ServiceOf) -> Response:
-    """Report whether the service can read its store; open to all, and silent about everything else."""
+    """Report whether the service can read its store; open to all, and silent about everything
+    else.
+    """
     try:
         newest_names(service.store, 1)
     except FrontrunnerError as error:  # names the store's path, or the database's host and user
@@ -188,7 +215,9 @@ def health(service: serving.ServiceOf) -> Response:
 
 @scraped.get("/metrics")
 def prometheus(service: serving.ServiceOf) -> Response:
-    """Return the store's figures for Prometheus, which sends a token by its `authorization` setting."""
+    """Return the store's figures for Prometheus, which sends a token by its `authorization`
+    setting.
+    """
     return Response(metrics(service.store), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -206,27 +235,49 @@ def metrics(store: Store) -> bytes:
     of = {one.name: {"campaign": one.name, "figures": one.figures} for one in known}
     per_campaign = ("campaign", "figures")
     in_state = Counter(one.state_in_words for one in known)
-    states = (*CampaignState, CUT_OFF)  # a campaign that is cut off counts as that only, not as running
-    gauge("campaigns", "Campaigns by state.", ("state",), [({"state": str(one)}, in_state[one]) for one in states])
-    trials = [(of[one.name] | {"state": state.value}, n) for one in known for state, n in one.probes.items()]
+    states = (
+        *CampaignState,
+        CUT_OFF,
+    )  # a campaign that is cut off counts as that only, not as running
+    gauge(
+        "campaigns",
+        "Campaigns by state.",
+        ("state",),
+        [({"state": str(one)}, in_state[one]) for one in states],
+    )
+    trials = [
+        (of[one.name] | {"state": state.value}, n)
+        for one in known
+        for state, n in one.probes.items()
+    ]
     gauge("trials", "Trials of a campaign by state.", (*per_campaign, "state"), trials)
     queued = sum(one.probes[TrialState.QUEUED] for one in known)
     gauge("queue_trials", "Trials that wait for a probe.", (), [({}, queued)])
     spent = [(of[one.name], one.node_seconds_spent) for one in known]
     gauge("node_seconds", "Node-seconds spent.", per_campaign, spent)
-    best = [(of[one.name], one.best_tokens_per_s) for one in known if one.best_tokens_per_s is not None]
+    best = [
+        (of[one.name], one.best_tokens_per_s) for one in known if one.best_tokens_per_s is not None
+    ]
     gauge("best_tokens_per_second", "Tokens/s of the best recipe.", per_campaign, best)
     up = [({"campaign": one.campaign}, float(one.is_live)) for one in held]
     gauge("driver_up", "Whether a campaign's driver runs.", ("campaign",), up)
     ages = [({"campaign": one.campaign}, one.heartbeat_age_s) for one in held]
-    gauge("driver_heartbeat_age_seconds", "Seconds since a campaign's driver last wrote.", ("campaign",), ages)
+    gauge(
+        "driver_heartbeat_age_seconds",
+        "Seconds since a campaign's driver last wrote.",
+        ("campaign",),
+        ages,
+    )
     return generate_latest(registry)
 
 
 def listen(settings: ServiceSettings) -> socket.socket:
-    """Return a socket on the settings' address; raise `FrontrunnerError` where it is taken or not ours."""
+    """Return a socket on the settings' address; raise `FrontrunnerError` where it is taken or not
+    ours.
+    """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # asyncio sends at once (TCP_NODELAY) only where the protocol is named; else answers wait 40 ms for acknowledgements
+    # asyncio sends at once (TCP_NODELAY) only where the protocol is named; else answers wait 40 ms
+    # for acknowledgements
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -242,13 +293,17 @@ def listen(settings: ServiceSettings) -> socket.socket:
 
 
 class Connection(H11Protocol):
-    """Connection of a client. One that waits for its client gives way to newer ones, and ends if it sends no request.
+    """Connection of a client. One that waits for its client gives way to newer ones, and ends if it
+    sends no request.
 
-    So open connections that send nothing, or begin a request and do not end it, keep nobody else out.
+    So open connections that send nothing, or begin a request and do not end it, keep nobody else
+    out.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Close the oldest waiting connection where the address has more than half of the limit, or all have it."""
+        """Close the oldest waiting connection where the address has more than half of the limit, or
+        all have it.
+        """
         super().connection_made(transport)
         self.began_s, limit = self.loop.time(), self.limit_concurrency or 0
         known = [one for one in self.connections if isinstance(one, Connection)]
@@ -266,7 +321,9 @@ class Connection(H11Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether no request is being answered: none has come, or not all of one, or it was answered."""
+        """Whether no request is being answered: none has come, or not all of one, or it was
+        answered.
+        """
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def close(self) -> None:
@@ -280,11 +337,15 @@ class Connection(H11Protocol):
 
 
 def _oldest_waiting(among: list[Connection]) -> Connection:
-    return min((one for one in among if one.waits), key=lambda one: one.began_s)  # the newcomer waits, too
+    return min(
+        (one for one in among if one.waits), key=lambda one: one.began_s
+    )  # the newcomer waits, too
 
 
 def run(app: FastAPI, settings: ServiceSettings, listener: socket.socket) -> None:
-    """Serve plain HTTP/1.1 until a signal asks for the end; open streams are then cut after `GRACE_S`."""
+    """Serve plain HTTP/1.1 until a signal asks for the end; open streams are then cut after
+    `GRACE_S`.
+    """
     config = uvicorn.Config(
         app,
         http=Connection,

@@ -2,8 +2,8 @@
 
     python -P -m frontrunner.server.child launch [FILE] | resume CAMPAIGN | replay
 
-The request's body, of a launch without a file its sections, is on stdin. The report, or an error, is the only line on
-stdout; the rest is a log on stderr.
+The request's body, of a launch without a file its sections, is on stdin. The report, or an error,
+is the only line on stdout; the rest is a log on stderr.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ from frontrunner.views.live import Lines
 
 
 class Reporting(Lines):
-    """Listener that reports once the driver holds the campaign; before that another driver may refuse it."""
+    """Listener that reports once the driver holds the campaign; before that another driver may
+    refuse it.
+    """
 
     def __init__(self) -> None:
         self._has_reported = False
 
     def report(self, table: Mapping[str, object]) -> None:
-        """Write the one line to the service, which may be gone by then; later output goes to the log."""
+        """Write the one line to the service, which may be gone by then; later output goes to the
+        log.
+        """
         if not self._has_reported:
             self._has_reported = True
             with contextlib.suppress(BrokenPipeError):

@@ -1,4 +1,6 @@
-"""Processes that outlive the service: drivers of campaigns, and replays. Start, watch and stop them."""
+"""Processes that outlive the service: drivers of campaigns, and replays. Start, watch and stop
+them.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +50,20 @@ SIGNALS: dict[Word, Signals] = {"pause": PAUSE_SIGNAL, "stop": SIGTERM, "cancel"
 
 
 class Starter:
-    """Starts children in sessions of their own, so that signals to the service do not reach them."""
+    """Starts children in sessions of their own, so that signals to the service do not reach
+    them.
+    """
 
     def __init__(self, settings: ServiceSettings) -> None:
         self._store_url, self._answer_s = settings.store, settings.limits.launch_s
         self._log_folder = run_root(settings.store) / "service"
 
-    def start(self, arguments: Sequence[str], body: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """Start a child; return its report, with its `pid`, or raise the reported error. Later output goes to a log."""
+    def start(
+        self, arguments: Sequence[str], body: Mapping[str, object] | None = None
+    ) -> dict[str, Any]:
+        """Start a child; return its report, with its `pid`, or raise the reported error. Later
+        output goes to a log.
+        """
         self._log_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = self._log_folder / f"{arguments[0]}-{uuid.uuid4().hex}.log"
         environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
@@ -80,7 +88,9 @@ class Starter:
                 raise FrontrunnerError(reason, hint=f"see {log}")
             report = stdout.readline()
         if not report:
-            raise FrontrunnerError("the child process ended without a report", hint="see the service's logs")
+            raise FrontrunnerError(
+                "the child process ended without a report", hint="see the service's logs"
+            )
         found: dict[str, Any] = json.loads(report)
         if "error" in found:
             raise from_problem(found["error"])
@@ -88,7 +98,8 @@ class Starter:
 
 
 def our_process(pid: int, *, since: str | None) -> psutil.Process | None:
-    """Return the process with this id if it is a `frontrunner` of this user that began before `since` (ISO 8601).
+    """Return the process with this id if it is a `frontrunner` of this user that began before
+    `since` (ISO 8601).
 
     `since` None means that the id is known not to have been reused.
     """
@@ -98,7 +109,10 @@ def our_process(pid: int, *, since: str | None) -> psutil.Process | None:
             began_s, owner, command = process.create_time(), process.uids().real, process.cmdline()
     except psutil.Error:
         return None
-    is_later = since is not None and began_s > datetime.fromisoformat(since).timestamp() + CLOCK_TOLERANCE_S
+    is_later = (
+        since is not None
+        and began_s > datetime.fromisoformat(since).timestamp() + CLOCK_TOLERANCE_S
+    )
     is_ours = any(flag == "-m" and name in OUR_MODULES for flag, name in pairwise(command)) or any(
         Path(word).name == "frontrunner" for word in command[:2]
     )
@@ -116,7 +130,9 @@ class Drivers:
         """Held until a new driver holds its campaign, so that the next request finds it."""
 
     def launch(self, campaign: Mapping[str, object] | Path) -> dict[str, Any]:
-        """Start the driver of a new campaign, a file or its sections; return its `campaign` and `pid`."""
+        """Start the driver of a new campaign, a file or its sections; return its `campaign` and
+        `pid`.
+        """
         with self._starting:
             self._require_room()
             if isinstance(campaign, Path):
@@ -132,7 +148,9 @@ class Drivers:
         name = record.name
         if is_archived(self._store, record):
             hint = f"whoever runs the service may, by the command line: frontrunner resume {name}"
-            raise Forbidden(f"campaign {name} came from an archive: no request runs what it says", hint=hint)
+            raise Forbidden(
+                f"campaign {name} came from an archive: no request runs what it says", hint=hint
+            )
         with self._starting:
             seen = self._holder(name)
             if seen is not None:
@@ -144,14 +162,17 @@ class Drivers:
             return self._starter.start(["resume", name])
 
     def tell(self, campaign: str, word: Word) -> dict[str, Any]:
-        """Signal a campaign's driver to pause, stop or cancel; raise `Conflict` where none can be reached."""
+        """Signal a campaign's driver to pause, stop or cancel; raise `Conflict` where none can be
+        reached.
+        """
         name = self._store.campaign(campaign).name
         seen = self._holder(name)
         if seen is None:
             raise Conflict(f"campaign {name} is not running, so there is nothing to {word}")
         if not seen.is_here:
             raise Conflict(
-                f"campaign {name} is driven by process {seen.pid} on {seen.host}, which this service cannot reach",
+                f"campaign {name} is driven by process {seen.pid} on {seen.host}, which this"
+                " service cannot reach",
                 hint=f"there: kill -{SIGNALS[word].name.removeprefix('SIG')} {seen.pid}",
             )
         # The store's clock may be a database server's.
@@ -159,7 +180,8 @@ class Drivers:
         process = our_process(seen.pid, since=None if seen.is_certain else since.isoformat())
         if process is None:
             raise Conflict(
-                f"process {seen.pid}, which drives campaign {name}, is not a frontrunner command of this user"
+                f"process {seen.pid}, which drives campaign {name}, is not a frontrunner command of"
+                " this user"
             )
         self._store.note(name, REQUESTED, word=word)
         try:
@@ -169,12 +191,22 @@ class Drivers:
         return {"campaign": name, "told": word, "pid": seen.pid}
 
     def _holder(self, name: str) -> ActiveDriver | None:
-        return next((seen for seen in active_drivers(self._store) if seen.campaign == name and seen.is_live), None)
+        return next(
+            (
+                seen
+                for seen in active_drivers(self._store)
+                if seen.campaign == name and seen.is_live
+            ),
+            None,
+        )
 
     def _require_room(self) -> None:
         running = {(seen.host, seen.pid) for seen in active_drivers(self._store) if seen.is_live}
         if len(running) >= self._most:
-            raise TooMany(f"{len(running)} campaigns are running: at most {self._most} may", hint="stop one, or wait")
+            raise TooMany(
+                f"{len(running)} campaigns are running: at most {self._most} may",
+                hint="stop one, or wait",
+            )
 
 
 STARTED = "service.json"
@@ -195,11 +227,13 @@ class ReplayState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """One replay. `last_events` are the newest lines of its progress, oldest first; `log_tail` the end of its log.
+    """One replay. `last_events` are the newest lines of its progress, oldest first; `log_tail` the
+    end of its log.
 
-    `step_time_s` is the median of the newest `RATED_STEPS` steps, `tokens_per_s` the rate at that, `evaluation_loss`
-    the one after `evaluation_step`; all are None before the first, and losses where they were not finite.
-    `checkpoint_step` is the step of the newest complete checkpoint, 0 where there is none.
+    `step_time_s` is the median of the newest `RATED_STEPS` steps, `tokens_per_s` the rate at that,
+    `evaluation_loss` the one after `evaluation_step`; all are None before the first, and losses
+    where they were not finite. `checkpoint_step` is the step of the newest complete checkpoint, 0
+    where there is none.
     """
 
     recipe_id: str
@@ -218,7 +252,9 @@ class Replay:
     log_tail: str
 
     def seen_by(self, role: Role) -> Replay:
-        """Return what a role may see of it: the log, which holds whatever the nodes print, is for operators."""
+        """Return what a role may see of it: the log, which holds whatever the nodes print, is for
+        operators.
+        """
         return self if role is Role.OPERATOR else replace(self, log_tail="")
 
 
@@ -230,8 +266,19 @@ def recording_end(path: Path, started: Mapping[str, object]) -> Iterator[None]:
     except (KeyboardInterrupt, ReplayStopped):
         write_json(path, {**started, "ended": ReplayState.STOPPED.value})
     except Exception as error:
-        why = error.message if isinstance(error, FrontrunnerError) else f"{type(error).__name__}: {error}"
-        write_json(path, {**started, "ended": ReplayState.FAILED.value, "why": why.partition("\n")[0].rstrip(":")})
+        why = (
+            error.message
+            if isinstance(error, FrontrunnerError)
+            else f"{type(error).__name__}: {error}"
+        )
+        write_json(
+            path,
+            {
+                **started,
+                "ended": ReplayState.FAILED.value,
+                "why": why.partition("\n")[0].rstrip(":"),
+            },
+        )
         raise
 
 
@@ -249,7 +296,10 @@ class Replays:
         with self._starting:
             running = [replay for replay in self.all() if replay.state is ReplayState.RUNNING]
             if len(running) >= self._limits.running_replays:
-                raise TooMany(f"{len(running)} replays are running: at most {self._limits.running_replays} may")
+                raise TooMany(
+                    f"{len(running)} replays are running: at most"
+                    f" {self._limits.running_replays} may"
+                )
             if any(replay.recipe_id.startswith(str(body["recipe_id"])) for replay in running):
                 raise Conflict(f"a replay of recipe {body['recipe_id']} is running")
             report = self._starter.start(["replay"], {**body, "root": str(self._root)})
@@ -260,20 +310,30 @@ class Replays:
         return [self.one(path.parent.name) for path in sorted(self._root.glob(f"*/{STARTED}"))]
 
     def one(self, recipe_id: str) -> Replay:
-        """Return one replay, by its recipe's whole id; raise `NotFound` where the service has started none."""
+        """Return one replay, by its recipe's whole id; raise `NotFound` where the service has
+        started none.
+        """
         folder, started = self._root / recipe_id, self._started(recipe_id)
         events = _last_events(folder / "progress.jsonl")
         steps = [event for event in events if event.get("event") == "step"]
         step: Mapping[str, Any] = steps[-1] if steps else {}
-        evaluated: Mapping[str, Any] = next((one for one in reversed(events) if one.get("event") == "evaluation"), {})
-        step_time_s = statistics.median(one["time_s"] for one in steps[-RATED_STEPS:]) if steps else None
-        process = None if "ended" in started else our_process(started["pid"], since=started["since"])
+        evaluated: Mapping[str, Any] = next(
+            (one for one in reversed(events) if one.get("event") == "evaluation"), {}
+        )
+        step_time_s = (
+            statistics.median(one["time_s"] for one in steps[-RATED_STEPS:]) if steps else None
+        )
+        process = (
+            None if "ended" in started else our_process(started["pid"], since=started["since"])
+        )
         if "ended" in started:
             state = ReplayState(started["ended"])
         elif process is not None:
             state = ReplayState.RUNNING
         else:
-            state = ReplayState.FINISHED if (folder / "result.json").exists() else ReplayState.CUT_OFF
+            state = (
+                ReplayState.FINISHED if (folder / "result.json").exists() else ReplayState.CUT_OFF
+            )
         log = read_end(self._root, folder / "replay.log", most_bytes=self._limits.log_bytes)
         return Replay(
             recipe_id=recipe_id,
@@ -299,13 +359,19 @@ class Replays:
         return found
 
     def checkpoint_step(self, recipe_id: str) -> int:
-        """Return the step of a recipe's newest complete checkpoint, perhaps of `frontrunner replay`; 0 without one."""
+        """Return the step of a recipe's newest complete checkpoint, perhaps of `frontrunner
+        replay`; 0 without one.
+        """
         return max(complete_steps(self._root / recipe_id / "checkpoints"), default=0)
 
     def stop(self, recipe_id: str) -> Replay:
-        """Have a replay store a checkpoint and end, the second time at once. Raises `Conflict` unless it is running."""
+        """Have a replay store a checkpoint and end, the second time at once. Raises `Conflict`
+        unless it is running.
+        """
         found = self.one(recipe_id)
-        process = our_process(found.pid, since=self._started(recipe_id)["since"]) if found.pid else None
+        process = (
+            our_process(found.pid, since=self._started(recipe_id)["since"]) if found.pid else None
+        )
         if process is None:
             raise Conflict(f"the replay of recipe {recipe_id} is not running")
         process.send_signal(signal.SIGTERM)

@@ -64,7 +64,9 @@ def title_of(kind: str) -> str:
 
 
 def problem(status: int, message: str, *, kind: str, hint: str | None) -> dict[str, Any]:
-    """Return an error as the problem details of RFC 9457, with its `kind` and the next step as `hint`."""
+    """Return an error as the problem details of RFC 9457, with its `kind` and the next step as
+    `hint`.
+    """
     return {
         "type": type_of(kind),
         "title": title_of(kind),

@@ -23,7 +23,9 @@ from frontrunner.server.service import error_response
 from frontrunner.server.settings import ServiceSettings
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-"""Methods that change nothing; all others, known or not, must come from our own pages or from a program."""
+"""Methods that change nothing; all others, known or not, must come from our own pages or from a
+program.
+"""
 OPEN_PATHS = frozenset({"/healthz", "/login", "/join", "/api/v1/join"})
 CLOSE = {"connection": "close"}
 MOST_ADDRESSES = 4096
@@ -53,7 +55,9 @@ def middleware(settings: ServiceSettings, access: Access) -> list[Middleware]:
     return [
         Middleware(Heads),
         Middleware(SecurityHeaders),
-        Middleware(TrustedHostMiddleware, allowed_hosts=sorted(settings.host_names), www_redirect=False),
+        Middleware(
+            TrustedHostMiddleware, allowed_hosts=sorted(settings.host_names), www_redirect=False
+        ),
         Middleware(Checks, checks=checks, most_bytes=limits.body_bytes),
     ]
 
@@ -66,7 +70,11 @@ class Heads:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Ask as GET, and leave out what follows the headers."""
-        if scope["type"] != "http" or scope["method"] != "HEAD" or scope["path"].endswith("/events"):
+        if (
+            scope["type"] != "http"
+            or scope["method"] != "HEAD"
+            or scope["path"].endswith("/events")
+        ):
             await self._app(scope, receive, send)
             return
 
@@ -98,7 +106,9 @@ class SecurityHeaders:
 
 
 class Checks:
-    """Refuses requests that fail a check, and, with 413, bodies whose declared or actual length is too long."""
+    """Refuses requests that fail a check, and, with 413, bodies whose declared or actual length is
+    too long.
+    """
 
     def __init__(self, app: ASGIApp, checks: tuple[Check, ...], most_bytes: int) -> None:
         self._app, self._checks, self._most = app, (*checks, self._check_length), most_bytes
@@ -139,7 +149,9 @@ class Checks:
 class RateLimit:
     """Token bucket per client address: `burst` requests at once, then `per_s`."""
 
-    def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._per_s, self._burst, self._clock = per_s, float(burst), clock
         self._left: LRUCache[str, tuple[float, float]] = LRUCache(MOST_ADDRESSES)
 
@@ -163,8 +175,8 @@ class RateLimit:
 def check_origin(access: Access, scope: Scope) -> Response | None:
     """Refuse with 403 a request of a page of another origin that may change something.
 
-    A browser names the origin in Origin or Sec-Fetch-Site. A program names neither, and must then send a token, since
-    only browsers add a cookie by themselves.
+    A browser names the origin in Origin or Sec-Fetch-Site. A program names neither, and must then
+    send a token, since only browsers add a cookie by themselves.
     """
     headers = Headers(scope=scope)
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
@@ -176,13 +188,18 @@ def check_origin(access: Access, scope: Scope) -> Response | None:
     elif origin is None or site not in (None, "same-origin"):
         is_ours = site == "same-origin"
     else:
-        is_ours = parts.scheme in ("http", "https") and parts.netloc.lower() == headers.get("host", "").strip().lower()
+        is_ours = (
+            parts.scheme in ("http", "https")
+            and parts.netloc.lower() == headers.get("host", "").strip().lower()
+        )
     message = "this request comes from a page of another origin"
     return None if is_ours else error_response(scope, 403, message, kind="Forbidden", headers=CLOSE)
 
 
 def authenticate(access: Access, scope: Scope) -> Response | None:
-    """Refuse with 401 a request without a valid token or session cookie; others carry their caller from here on."""
+    """Refuse with 401 a request without a valid token or session cookie; others carry their caller
+    from here on.
+    """
     headers = Headers(scope=scope)
     if "authorization" in headers:  # a valid cookie does not make up for an invalid token
         scheme, _, token = headers["authorization"].partition(" ")
@@ -195,9 +212,13 @@ def authenticate(access: Access, scope: Scope) -> Response | None:
         return None
     hint = "send it as `Authorization: Bearer TOKEN`, or sign in at /login"
     refused = {"www-authenticate": "Bearer", **CLOSE}
-    return error_response(scope, 401, "a valid token is needed", kind="Unauthorized", hint=hint, headers=refused)
+    return error_response(
+        scope, 401, "a valid token is needed", kind="Unauthorized", hint=hint, headers=refused
+    )
 
 
 def session_cookie(headers: Headers, access: Access) -> str | None:
-    """Return our cookie's value; browsers send the cookies of every program on this host to each of them."""
+    """Return our cookie's value; browsers send the cookies of every program on this host to each of
+    them.
+    """
     return cookie_parser(headers.get("cookie", "")).get(access.cookie)

@@ -1,4 +1,6 @@
-"""Requests to the service: questions to the store, bodies, and the campaign that a launch or plan describes."""
+"""Requests to the service: questions to the store, bodies, and the campaign that a launch or plan
+describes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,14 @@ from frontrunner.running_trials import Running
 from frontrunner.search.budget import Limit
 from frontrunner.server.auth import USER_NAME, Role
 from frontrunner.server.settings import EVALUATOR_OF, KINDS, Registered
-from frontrunner.spaces.errors import CAMPAIGN_NAME, FALLBACK_NAME, InvalidInput, bad_value, shown, shown_key
+from frontrunner.spaces.errors import (
+    CAMPAIGN_NAME,
+    FALLBACK_NAME,
+    InvalidInput,
+    bad_value,
+    shown,
+    shown_key,
+)
 from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.spaces.validation import invalid_input, refuse_unusable_values
 from frontrunner.store import Baseline, LocalStore
@@ -59,20 +68,33 @@ FORBIDDEN_KEYS = {
     "space": ("custom",),
 }
 ABOUT = {"trainer": "command", "data": "data.", "table": "table."}
-"""Kind of a registered name -> first words of messages about its content, which may name a path or command."""
+"""Kind of a registered name -> first words of messages about its content, which may name a path or
+command.
+"""
 LAPTOP: Section = {
     "name": "first-try",
     "evaluator": "simulated",
     "model": {"layers": 4, "hidden": 128, "heads": 8, "vocabulary": 257},
-    "cluster": {"device": "example", "backend": "cpu", "devices_per_node": 4, "memory_gib_per_device": 1.0},
+    "cluster": {
+        "device": "example",
+        "backend": "cpu",
+        "devices_per_node": 4,
+        "memory_gib_per_device": 1.0,
+    },
     "problem": {"sequence_length": 128, "global_batch": 16, "precision": "fp32"},
-    "space": {"tensor_parallel": [1, 2, 4], "pipeline_parallel": [1, 2], "micro_batch_seqs": [1, 2]},
+    "space": {
+        "tensor_parallel": [1, 2, 4],
+        "pipeline_parallel": [1, 2],
+        "micro_batch_seqs": [1, 2],
+    },
     "budget": {"probes": 8},
 }
 
 
 class Body(BaseModel):
-    """A request body without unknown keys; mistakes are described in the words of a campaign file's."""
+    """A request body without unknown keys; mistakes are described in the words of a campaign
+    file's.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -88,7 +110,11 @@ class Body(BaseModel):
 
 def _described(name: str) -> pydantic.WithJsonSchema:
     schema = section_schema(name)
-    keys = {key: value for key, value in schema["properties"].items() if key not in FORBIDDEN_KEYS.get(name, ())}
+    keys = {
+        key: value
+        for key, value in schema["properties"].items()
+        if key not in FORBIDDEN_KEYS.get(name, ())
+    }
     schema = {"title": f"{name.capitalize()}Section", **schema, "properties": keys}
     if name == "cluster":  # a registered site may provide all that is needed
         del schema["anyOf"]
@@ -96,11 +122,12 @@ def _described(name: str) -> pydantic.WithJsonSchema:
 
 
 class CampaignBody(Body):
-    """A campaign file (docs/campaign-file.md) as JSON, without the sections and keys that name files or commands.
+    """A campaign file (docs/campaign-file.md) as JSON, without the sections and keys that name
+    files or commands.
 
-    Names that the operator of the service has registered replace them; `GET /registered` lists them: `site` for
-    [dispatch] and perhaps [cluster], `trainer` for [command], `data` for [data] and `table` for [table]. `evaluator` is
-    "probe" unless a trainer or a table is named.
+    Names that the operator of the service has registered replace them; `GET /registered` lists
+    them: `site` for [dispatch] and perhaps [cluster], `trainer` for [command], `data` for [data]
+    and `table` for [table]. `evaluator` is "probe" unless a trainer or a table is named.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [LAPTOP]})
@@ -127,7 +154,9 @@ class CampaignBody(Body):
         if not isinstance(given, dict):
             return given
         for section, instead in TAKEN_INSTEAD.items():
-            if isinstance(given.get(section), dict) or (section in given and section not in cls.model_fields):
+            if isinstance(given.get(section), dict) or (
+                section in given and section not in cls.model_fields
+            ):
                 raise InvalidInput(f"[{section}] is not accepted from a request: {instead}")
         refuse_unusable_values(given)
         return given
@@ -145,14 +174,18 @@ class ReplayBody(Body):
     `anyway` runs it on other hardware than the recipe was measured on.
     """
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"recipe_id": "3f9c01d2ab4e", "steps": 200}]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"recipe_id": "3f9c01d2ab4e", "steps": 200}]}
+    )
 
     recipe_id: Annotated[str, Field(pattern="^[0-9a-f]{4,64}$")]
     steps: Steps
     learning_rate: Annotated[float | None, Field(gt=0, le=10)] = None
     warm_up_steps: Annotated[int | None, Field(ge=0, le=1_000_000_000)] = None
     evaluate_every: Annotated[Steps, Field(serialization_alias="evaluation_every_steps")] = 50
-    checkpoint_every: Annotated[Steps | None, Field(serialization_alias="checkpoint_every_steps")] = None
+    checkpoint_every: Annotated[
+        Steps | None, Field(serialization_alias="checkpoint_every_steps")
+    ] = None
     anyway: bool = False
 
     def settings(self) -> dict[str, object]:
@@ -161,7 +194,9 @@ class ReplayBody(Body):
 
 
 class ProblemKind(BaseModel):
-    """What the errors of a kind have in common; `type` never changes. `status` is None where that differs."""
+    """What the errors of a kind have in common; `type` never changes. `status` is None where that
+    differs.
+    """
 
     type: str
     title: str
@@ -187,7 +222,8 @@ class Limits(Body):
 
 
 class ChangeBody(Body):
-    """A change of a campaign: its `name`, limits of its `budget` (`add` adds to those that it has), or its labels.
+    """A change of a campaign: its `name`, limits of its `budget` (`add` adds to those that it has),
+    or its labels.
 
     `tags` replace those that it has; a `hidden` campaign is left out of lists.
     """
@@ -197,7 +233,9 @@ class ChangeBody(Body):
     name: CampaignName | None = None
     budget: Limits | None = None
     add: bool = False
-    tags: Annotated[tuple[Annotated[str, Field(max_length=1000)], ...] | None, Field(max_length=1000)] = None
+    tags: Annotated[
+        tuple[Annotated[str, Field(max_length=1000)], ...] | None, Field(max_length=1000)
+    ] = None
     note: Annotated[str | None, Field(max_length=100_000)] = None
     hidden: bool | None = None
 
@@ -254,7 +292,9 @@ class UserAnswer(BaseModel):
 
 
 class InvitationAnswer(BaseModel):
-    """A path that makes the first who opens it the user `name`, or whose code `POST /join` takes."""
+    """A path that makes the first who opens it the user `name`, or whose code `POST /join`
+    takes.
+    """
 
     name: str
     role: Role
@@ -292,15 +332,26 @@ RegisteredAnswer: Any = pydantic.create_model("RegisteredAnswer", **_KIND_FIELDS
 
 
 def campaign_table(body: CampaignBody, known: Registered) -> Table:
-    """Return a body as the content of a campaign file, with the sections of its registered names."""
-    table: Table = {name: dict(getattr(body, name)) for name in SECTIONS if name in body.model_fields_set}
+    """Return a body as the content of a campaign file, with the sections of its registered
+    names.
+    """
+    table: Table = {
+        name: dict(getattr(body, name)) for name in SECTIONS if name in body.model_fields_set
+    }
     groups = table.get("cluster", {}).get("group")
-    stated = [*table.items(), *(("cluster.group", one) for one in (groups if isinstance(groups, list) else ()))]
+    stated = [
+        *table.items(),
+        *(("cluster.group", one) for one in (groups if isinstance(groups, list) else ())),
+    ]
     for section, content in stated:
         for key in FORBIDDEN_KEYS.get(section.removesuffix(".group"), ()):
             if isinstance(content, Mapping) and key in content:
-                raise bad_value(f"{section}.{key}", content[key], "no path in a request to a service")
-    table |= {"evaluator": _evaluator(body, known)} | ({} if body.name is None else {"name": body.name})
+                raise bad_value(
+                    f"{section}.{key}", content[key], "no path in a request to a service"
+                )
+    table |= {"evaluator": _evaluator(body, known)} | (
+        {} if body.name is None else {"name": body.name}
+    )
     for kind in ("trainer", "data", "table"):
         if (name := getattr(body, kind)) is not None:
             table |= known.sections(kind, name)
@@ -310,7 +361,9 @@ def campaign_table(body: CampaignBody, known: Registered) -> Table:
 def _evaluator(body: CampaignBody, known: Registered) -> str:
     named = {EVALUATOR_OF[kind]: kind for kind in EVALUATOR_OF if getattr(body, kind) is not None}
     if len(named) > 1:
-        raise bad_value("table", body.table, f"no entry together with trainer = {shown(body.trainer)}")
+        raise bad_value(
+            "table", body.table, f"no entry together with trainer = {shown(body.trainer)}"
+        )
     for evaluator, kind in named.items():
         if body.evaluator not in (None, evaluator):
             raise bad_value("evaluator", body.evaluator, f"{evaluator}, or no entry, with a {kind}")
@@ -318,7 +371,9 @@ def _evaluator(body: CampaignBody, known: Registered) -> str:
     for kind, evaluator in EVALUATOR_OF.items():
         if body.evaluator == evaluator:
             listed = ", ".join(known.names(kind)) or "none is registered"
-            raise bad_value(kind, None, f"a registered {kind} ({listed}), for evaluator = {shown(evaluator)}")
+            raise bad_value(
+                kind, None, f"a registered {kind} ({listed}), for evaluator = {shown(evaluator)}"
+            )
     return body.evaluator or "probe"
 
 
@@ -343,10 +398,14 @@ def parsed(table: Table) -> CampaignFile:
 
 
 @contextmanager
-def campaign_from(body: CampaignBody, known: Registered, *, most_points: int) -> Iterator[CampaignFile]:
-    """Pass the campaign of a body; raise `InvalidInput` for a space of more than `most_points` points.
+def campaign_from(
+    body: CampaignBody, known: Registered, *, most_points: int
+) -> Iterator[CampaignFile]:
+    """Pass the campaign of a body; raise `InvalidInput` for a space of more than `most_points`
+    points.
 
-    An error in what a registered name stands for is reported by the name only, since it may contain a path or command.
+    An error in what a registered name stands for is reported by the name only, since it may contain
+    a path or command.
     """
     try:
         file = parsed(campaign_table(body, known))
@@ -369,7 +428,9 @@ def campaign_from(body: CampaignBody, known: Registered, *, most_points: int) ->
 def _by_name(kind: str, name: str, known: Registered, error: InvalidInput) -> InvalidInput:
     called = f"{kind} = {shown(name)}"
     if kind == "table":
-        rest = error.message.removeprefix(f"table.path = {known.sections(kind, name)[kind]['path']} ")
+        rest = error.message.removeprefix(
+            f"table.path = {known.sections(kind, name)[kind]['path']} "
+        )
         if rest != error.message:  # it has no such problem; which ones it has is no secret
             return InvalidInput(f"{called} {rest}", hint=error.hint)
     logger.warning("%s cannot be used: %s", called, error.message)
@@ -377,7 +438,9 @@ def _by_name(kind: str, name: str, known: Registered, error: InvalidInput) -> In
 
 
 def redacted(found: T) -> T:
-    """Return a status or an explanation without the secrets that commands and nodes were given; others as they are."""
+    """Return a status or an explanation without the secrets that commands and nodes were given;
+    others as they are.
+    """
     if isinstance(found, Explanation):
         return replace(found, appearances=tuple(map(redacted, found.appearances)))
     if isinstance(found, Status | Appearance):
@@ -404,18 +467,24 @@ API = "/api/v1"
 MOST_RANKED = 1000
 Page = Annotated[int, Field(ge=1, le=1_000_000, description="The page, from 1.")]
 PageSize = Annotated[int, Field(ge=1, le=200, description="Items per page.")]
-MaxMemory = Annotated[float | None, Field(gt=0, le=1e9, description="Largest peak memory of a rank, in GB.")]
-InCampaign: Any = Annotated[str | None, Field(pattern=f"^{CAMPAIGN_NAME.pattern}$", description="Its figures first.")]
+MaxMemory = Annotated[
+    float | None, Field(gt=0, le=1e9, description="Largest peak memory of a rank, in GB.")
+]
+InCampaign: Any = Annotated[
+    str | None, Field(pattern=f"^{CAMPAIGN_NAME.pattern}$", description="Its figures first.")
+]
 PAGED: dict[str, Any] = {"page": Page, "page_size": PageSize}
 SIDES: Any = list[Annotated[str, Field(min_length=1, max_length=64)]]
 
 
 @dataclass(frozen=True)
 class Question:
-    """One method of `LocalStore` over HTTP. `result` is the type of its JSON document; text is sent as it is.
+    """One method of `LocalStore` over HTTP. `result` is the type of its JSON document; text is sent
+    as it is.
 
-    `query` has the types of its parameters but the campaign or recipe, which is part of the path; `as_none` what a
-    client sends for None; `make` turns what was received into what the method returns.
+    `query` has the types of its parameters but the campaign or recipe, which is part of the path;
+    `as_none` what a client sends for None; `make` turns what was received into what the method
+    returns.
     """
 
     method: str
@@ -448,26 +517,48 @@ def _filter_type(name: str) -> Any:
     if name not in DIMENSIONS:  # data_parallel, which is derived
         return COUNT
     dimension = DIMENSIONS[name]
-    words = Literal[*dimension.values] | None if dimension.values else Annotated[str | None, Field(max_length=64)]
+    words = (
+        Literal[*dimension.values] | None
+        if dimension.values
+        else Annotated[str | None, Field(max_length=64)]
+    )
     return {"count": COUNT, "flag": bool | None}.get(dimension.kind, words)
 
 
-AXIS: Any = Annotated[str | None, Field(max_length=64, description="A dimension that the campaign varies.")]
+AXIS: Any = Annotated[
+    str | None, Field(max_length=64, description="A dimension that the campaign varies.")
+]
 STEP_DIMENSIONS = ("schedule", "pipeline_parallel", "virtual_stages", "micro_batch_seqs")
 """What a recipe's step may be laid out with other values of."""
 QUESTIONS = (
     Question("drivers", "campaigns", "/drivers", list[ActiveDriver]),
     Question("compare", "campaigns", "/compare", Comparison, {"campaigns": SIDES, **PAGED}),
     Question("status", "campaigns", "/campaigns/{name}", Status),
-    Question("running", "campaigns", "/campaigns/{name}/running", Running, {"top": Annotated[int, Field(ge=1, le=50)]}),
-    Question("trials", "campaigns", "/campaigns/{name}/trials", TrialPage, {"state": TrialState | None, **PAGED}),
+    Question(
+        "running",
+        "campaigns",
+        "/campaigns/{name}/running",
+        Running,
+        {"top": Annotated[int, Field(ge=1, le=50)]},
+    ),
+    Question(
+        "trials",
+        "campaigns",
+        "/campaigns/{name}/trials",
+        TrialPage,
+        {"state": TrialState | None, **PAGED},
+    ),
     Question("history", "campaigns", "/campaigns/{name}/history", HistoryPage, PAGED),
     Question(
         "best",
         "recipes",
         "/campaigns/{name}/best",
         list[RankedRecipe],
-        {"top": Annotated[int, Field(ge=1, le=MOST_RANKED)], "by": RankBy | None, "max_memory_gb": MaxMemory},
+        {
+            "top": Annotated[int, Field(ge=1, le=MOST_RANKED)],
+            "by": RankBy | None,
+            "max_memory_gb": MaxMemory,
+        },
         as_none={"top": MOST_RANKED},
         make=Ranking,
     ),
@@ -481,7 +572,13 @@ QUESTIONS = (
         {"campaign": InCampaign, **{name: _filter_type(name) for name in STEP_DIMENSIONS}},
     ),
     Question("export", "recipes", "/recipes/{recipe_id}/export", str, {"to": str}),
-    Question("predictions_of", "recipes", "/recipes/{recipe_id}/predictions", list[SmallScale], make=tuple),
+    Question(
+        "predictions_of",
+        "recipes",
+        "/recipes/{recipe_id}/predictions",
+        list[SmallScale],
+        make=tuple,
+    ),
     Question("predictions", "reports", "/campaigns/{name}/predictions", SmallScale | None),
     Question("film", "reports", "/campaigns/{name}/film", Film, {"x": AXIS, "y": AXIS}),
     Question("baseline", "reports", "/campaigns/{name}/baseline", Baseline | None),
@@ -500,6 +597,8 @@ RecipeQuestion: Any = pydantic.create_model(
 
 
 class FrameAnswer(BaseModel):
-    """The columns of a table, all of one length; null where a cell is missing, times in ISO 8601."""
+    """The columns of a table, all of one length; null where a cell is missing, times in ISO
+    8601.
+    """
 
     columns: dict[str, list[JsonValue]]

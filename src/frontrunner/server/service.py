@@ -1,4 +1,6 @@
-"""The running service: its store, the processes that it started, its cache, and what it responds with."""
+"""The running service: its store, the processes that it started, its cache, and what it responds
+with.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,14 @@ from frontrunner.results.courses import Courses
 from frontrunner.results.store import open_store
 from frontrunner.server.auth import CALLER, Access, Caller, LoginLinks, Role
 from frontrunner.server.drivers import Drivers, Replays
-from frontrunner.server.errors import IDEMPOTENCY_KEY, PROBLEM, Forbidden, TooMany, problem, status_of
+from frontrunner.server.errors import (
+    IDEMPOTENCY_KEY,
+    PROBLEM,
+    Forbidden,
+    TooMany,
+    problem,
+    status_of,
+)
 from frontrunner.server.pages.rendering import assets, render, sign_in_page
 from frontrunner.server.requests import API
 from frontrunner.server.settings import ServiceSettings
@@ -50,7 +59,9 @@ T = TypeVar("T")
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 SLOW_THREADS = 2
 MOST_REPORTED = 4
-"""Campaigns of which what reports and figures show is kept: some 30 MB for each with 100,000 trials."""
+"""Campaigns of which what reports and figures show is kept: some 30 MB for each with 100,000
+trials.
+"""
 LEAST_ZIPPED, ZIP_LEVEL = 2000, 4
 MOST_KEY_CHARACTERS = 200
 MOST_REPEATS = 1024
@@ -61,7 +72,7 @@ PAGE = """<!doctype html>
 <meta name="color-scheme" content="light dark"><title>{status} - frontrunner</title>
 <link rel="stylesheet" href="{style}"></head>
 <body><main><h1>{status}</h1><p>{message}</p><p>{hint}</p><p><a href="/">All campaigns</a></p></main></body></html>
-"""
+"""  # noqa: E501
 """For requests that are refused before it is known who sends them."""
 NOTICE = "<p>{message}</p><p>{hint}</p>"
 """For parts of a page."""
@@ -69,9 +80,13 @@ PLACES = ("body", "query", "path", "header")
 
 
 class ServedStore(LocalStore):
-    """The service's store: what it exports holds neither commands, which a client would run, nor a site's lines."""
+    """The service's store: what it exports holds neither commands, which a client would run, nor a
+    site's lines.
+    """
 
-    def export(self, recipe: str | Mapping[str, object], *, to: str, campaign: str | Path | None = None) -> str:
+    def export(
+        self, recipe: str | Mapping[str, object], *, to: str, campaign: str | Path | None = None
+    ) -> str:
         """See `LocalStore.export`."""
         return exported(self, recipe, to=to, campaign=campaign, for_client=True)
 
@@ -86,7 +101,10 @@ class Service:
         self.store = open_store(settings.store, create=True)
         self.local = ServedStore(is_open=self.store)
         self.drivers, self.replays = Drivers(self.store, settings), Replays(settings)
-        self.slow_work, self.starts = anyio.CapacityLimiter(SLOW_THREADS), anyio.CapacityLimiter(SLOW_THREADS)
+        self.slow_work, self.starts = (
+            anyio.CapacityLimiter(SLOW_THREADS),
+            anyio.CapacityLimiter(SLOW_THREADS),
+        )
         self.streams = anyio.CapacityLimiter(limits.streams)
         self.repeats = Repeats()
         self.cache = Cache(limits.cache_s, limits.cache_bytes)
@@ -96,7 +114,9 @@ class Service:
         self._reported_lock = Lock()
 
     def report(self, name: str, version: str | None = None) -> Reported:
-        """Return what a campaign's report and figures show, read once per version: by default after every write."""
+        """Return what a campaign's report and figures show, read once per version: by default after
+        every write.
+        """
         campaign = self.store.campaign(name)
         state = f"{campaign.updated_at} {campaign.outcomes}"
         wanted = state if version is None else version
@@ -104,13 +124,21 @@ class Service:
             kept: Kept = self._reported.setdefault((campaign.id, campaign.created_at), Kept())
         with kept.lock:  # those who ask at the same time wait for the first
             if kept.found is None or (wanted not in kept.versions and kept.state != state):
-                kept.found, kept.state, kept.versions = reported(self.store, name, self._surveys), state, set()
+                kept.found, kept.state, kept.versions = (
+                    reported(self.store, name, self._surveys),
+                    state,
+                    set(),
+                )
             kept.versions.add(wanted)
             return kept.found
 
     async def slowly(self, work: Callable[[], T], *, starts: bool = False) -> T:
-        """Run work that takes seconds on a thread of its own: no question, and no start, waits for the others."""
-        return await anyio.to_thread.run_sync(work, limiter=self.starts if starts else self.slow_work)
+        """Run work that takes seconds on a thread of its own: no question, and no start, waits for
+        the others.
+        """
+        return await anyio.to_thread.run_sync(
+            work, limiter=self.starts if starts else self.slow_work
+        )
 
 
 @dataclass
@@ -124,16 +152,26 @@ class Kept:
 
 
 class Cache:
-    """Responses by question, each made once per `ttl_s` however many clients ask; emptied by every change."""
+    """Responses by question, each made once per `ttl_s` however many clients ask; emptied by every
+    change.
+    """
 
     def __init__(self, ttl_s: float, most_bytes: int) -> None:
-        self._kept: TTLCache[Hashable, Response] = TTLCache(most_bytes, ttl_s, getsizeof=lambda kept: len(kept.body))
+        self._kept: TTLCache[Hashable, Response] = TTLCache(
+            most_bytes, ttl_s, getsizeof=lambda kept: len(kept.body)
+        )
         self._locks: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
     async def response(
-        self, key: Hashable, make: Callable[[], Coroutine[Any, Any, Response]], *, zipped: bool = False
+        self,
+        key: Hashable,
+        make: Callable[[], Coroutine[Any, Any, Response]],
+        *,
+        zipped: bool = False,
     ) -> Response:
-        """Return the response to a question, made by the first of those who ask at the same time."""
+        """Return the response to a question, made by the first of those who ask at the same
+        time.
+        """
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
             kept: Response | None = self._kept.get(key)
@@ -151,7 +189,9 @@ class Cache:
 
 
 async def compress(response: Response) -> None:
-    """Send a body of some size by gzip; figures of large campaigns become a tenth of what they are."""
+    """Send a body of some size by gzip; figures of large campaigns become a tenth of what they
+    are.
+    """
     body = bytes(getattr(response, "body", b""))
     if len(body) < LEAST_ZIPPED or "content-encoding" in response.headers:
         return
@@ -163,16 +203,22 @@ async def compress(response: Response) -> None:
 
 
 class Repeats:
-    """Responses to requests that start something, by their Idempotency-Key: one that is repeated starts it once.
+    """Responses to requests that start something, by their Idempotency-Key: one that is repeated
+    starts it once.
 
-    They are kept for `REPEATS_S`, and end with the service. Refusals are not kept: what was refused may be tried again.
+    They are kept for `REPEATS_S`, and end with the service. Refusals are not kept: what was refused
+    may be tried again.
     """
 
     def __init__(self) -> None:
-        self._kept: TTLCache[tuple[object, str], tuple[bytes, Response]] = TTLCache(MOST_REPEATS, REPEATS_S)
+        self._kept: TTLCache[tuple[object, str], tuple[bytes, Response]] = TTLCache(
+            MOST_REPEATS, REPEATS_S
+        )
         self._locks: WeakValueDictionary[tuple[object, str], asyncio.Lock] = WeakValueDictionary()
 
-    async def response(self, request: Request, make: Callable[[], Coroutine[Any, Any, Response]]) -> Response:
+    async def response(
+        self, request: Request, make: Callable[[], Coroutine[Any, Any, Response]]
+    ) -> Response:
         """Return the response to the first request with this key, once there is one."""
         given = request.headers.get(IDEMPOTENCY_KEY)
         if given is None:
@@ -181,7 +227,8 @@ class Repeats:
             raise bad_value(IDEMPOTENCY_KEY, given, f"1 to {MOST_KEY_CHARACTERS} characters")
         key = (request.scope.get(CALLER), given)
         asked = hashlib.sha256(
-            f"{request.method} {request.url.path}?{request.url.query}\n".encode() + await request.body()
+            f"{request.method} {request.url.path}?{request.url.query}\n".encode()
+            + await request.body()
         ).digest()
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
@@ -211,7 +258,9 @@ class OnceRoute(APIRoute):
 
 
 class CachedRoute(OnceRoute):
-    """Route whose responses to GET are cached by caller, host, path and query; other methods empty the cache."""
+    """Route whose responses to GET are cached by caller, host, path and query; other methods empty
+    the cache.
+    """
 
     def get_route_handler(self) -> Handler:
         """Return the route's handler behind the cache."""
@@ -256,7 +305,9 @@ async def the_role(request: Request) -> Role:
 async def operator(request: Request) -> None:
     """Refuse everyone but the operator."""
     if await the_role(request) is not Role.OPERATOR:
-        raise Forbidden("a reader's token may read, not launch or stop", hint="use an operator's token")
+        raise Forbidden(
+            "a reader's token may read, not launch or stop", hint="use an operator's token"
+        )
 
 
 async def unhurried(request: Request) -> None:
@@ -273,12 +324,18 @@ async def known_parameters(request: Request) -> None:
     known = [one["name"] for one in described.get("parameters", ()) if one["in"] == "query"]
     for name in request.query_params:
         if name not in known:
-            raise InvalidInput(f"unknown parameter {shown_key(name)}", hint=did_you_mean(name, known))
+            raise InvalidInput(
+                f"unknown parameter {shown_key(name)}", hint=did_you_mean(name, known)
+            )
 
 
 async def idempotency_key(
     idempotency_key: Annotated[
-        str | None, Header(max_length=MOST_KEY_CHARACTERS, description="Repeated within a day it starts nothing twice.")
+        str | None,
+        Header(
+            max_length=MOST_KEY_CHARACTERS,
+            description="Repeated within a day it starts nothing twice.",
+        ),
     ] = None,
 ) -> None:
     """Describe the header, which `OnceRoute` reads."""
@@ -293,9 +350,15 @@ STARTS = [*OPERATOR, Depends(idempotency_key)]
 """Dependencies of requests that start something."""
 
 
-def answer(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a value as a JSON response; FastAPI's own serialization would leave out derived figures."""
-    return Response(to_json(value), status_code=status, headers=headers, media_type="application/json")
+def answer(
+    value: object, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return a value as a JSON response; FastAPI's own serialization would leave out derived
+    figures.
+    """
+    return Response(
+        to_json(value), status_code=status, headers=headers, media_type="application/json"
+    )
 
 
 def error_response(
@@ -315,29 +378,42 @@ def error_response(
     if status == 401 and "hx-request" not in given:
         page: str = sign_in_page(scope)
     elif CALLER not in scope or "hx-request" in given:
-        form, words = NOTICE if "hx-request" in given else PAGE, {"message": message, "hint": hint or ""}
+        form, words = (
+            NOTICE if "hx-request" in given else PAGE,
+            {"message": message, "hint": hint or ""},
+        )
         escaped = {name: html.escape(text[:1].upper() + text[1:]) for name, text in words.items()}
         page = form.format(status=status, style=assets()["style.css"], **escaped)
     else:
         title = TITLES.get(status, "This request cannot be served")
-        page = render("refusal.html", here=None, status=status, title=title, message=message, hint=hint)
+        page = render(
+            "refusal.html", here=None, status=status, title=title, message=message, hint=hint
+        )
     return Response(page, status_code=status, media_type="text/html", headers=headers)
 
 
 def response_of(scope: Scope, error: FrontrunnerError, store: str) -> Response:
     """Return one of our errors as a response that reveals where the store is to operators alone."""
-    message, hint, caller = error.message.removesuffix(f" in {store}"), error.hint, scope.get(CALLER)
+    message, hint, caller = (
+        error.message.removesuffix(f" in {store}"),
+        error.hint,
+        scope.get(CALLER),
+    )
     if caller is None or caller.role is not Role.OPERATOR:
         message, hint = without_store(message, store), hint and without_store(hint, store)
     return error_response(scope, status_of(error), message, kind=type(error).__name__, hint=hint)
 
 
 def without_store(text: str, store: str) -> str:
-    """Return a text without the address of the store, the host of its server and the folder of its file."""
+    """Return a text without the address of the store, the host of its server and the folder of its
+    file.
+    """
     text = text.removesuffix(f" in {store}")
     scheme, is_url, rest = store.partition("://")
     is_server = is_url and not scheme.startswith("sqlite")
-    place = urlsplit(f"//{rest}").hostname if is_server else str(Path(rest if is_url else store).parent)
+    place = (
+        urlsplit(f"//{rest}").hostname if is_server else str(Path(rest if is_url else store).parent)
+    )
     for part, instead in ((store, "the store"), (place or "", "...")):
         text = text.replace(part, instead) if len(part) > 1 else text  # "." and "/" are in any text
     return text
@@ -347,4 +423,6 @@ def from_validation(complaints: Sequence[Mapping[str, Any]]) -> FrontrunnerError
     """Convert FastAPI's validation errors into one of ours."""
     first = complaints[0]
     place = first["loc"]
-    return invalid_input([{**first, "loc": place[1:] if place[:1] and place[0] in PLACES else place}])
+    return invalid_input(
+        [{**first, "loc": place[1:] if place[:1] and place[0] in PLACES else place}]
+    )

@@ -17,11 +17,23 @@ if TYPE_CHECKING:
     from fastapi import Request
 
 KINDS = ("site", "trainer", "data", "table")
-SECTIONS = {"site": ("cluster", "dispatch"), "trainer": ("command",), "data": ("data",), "table": ("table",)}
-"""The sections that are read from a file; others are ignored, so that a campaign file can be registered."""
+SECTIONS = {
+    "site": ("cluster", "dispatch"),
+    "trainer": ("command",),
+    "data": ("data",),
+    "table": ("table",),
+}
+"""The sections that are read from a file; others are ignored, so that a campaign file can be
+registered.
+"""
 AROUND: Mapping[str, Any] = {
     "model": {"layers": 1, "hidden": 8, "heads": 1, "vocabulary": 8},
-    "cluster": {"device": "any", "backend": "cpu", "devices_per_node": 1, "memory_gib_per_device": 1.0},
+    "cluster": {
+        "device": "any",
+        "backend": "cpu",
+        "devices_per_node": 1,
+        "memory_gib_per_device": 1.0,
+    },
     "problem": {"sequence_length": 2, "global_batch": 1, "precision": "fp32"},
     "space": {"micro_batch_seqs": [1]},
 }
@@ -49,15 +61,24 @@ class Registered:
 
     def about(self) -> dict[str, dict[str, str]]:
         """Return kind -> name -> description, without the content."""
-        return {kind: {name: self.entries[kind][name].about for name in self.names(kind)} for kind in KINDS}
+        return {
+            kind: {name: self.entries[kind][name].about for name in self.names(kind)}
+            for kind in KINDS
+        }
 
     def sections(self, kind: str, name: str) -> Mapping[str, Table]:
-        """Return the sections of a name; raise `InvalidInput`, with the known names, for an unknown one."""
+        """Return the sections of a name; raise `InvalidInput`, with the known names, for an unknown
+        one.
+        """
         known = self.names(kind)
         if name not in known:
-            register = f"the operator of the service registers one: frontrunner serve --{kind} NAME=FILE"
+            register = (
+                f"the operator of the service registers one: frontrunner serve --{kind} NAME=FILE"
+            )
             hint = (errors.did_you_mean(name, known) or register) if known else register
-            listed = f"one of {', '.join(known)}" if known else f"no entry: no {kind} is registered here"
+            listed = (
+                f"one of {', '.join(known)}" if known else f"no entry: no {kind} is registered here"
+            )
             raise errors.bad_value(kind, name, listed, hint=hint)
         return self.entries[kind][name].sections
 
@@ -72,7 +93,9 @@ def register(words: Mapping[str, Iterable[str]]) -> Registered:
                 raise errors.bad_value(f"--{kind}", word, "NAME=FILE")
             errors.require_campaign_name(f"--{kind} {word}: the name", name)
             if name in found[kind]:
-                raise errors.bad_value(f"--{kind}", word, f"another name: {name} is registered for another file")
+                raise errors.bad_value(
+                    f"--{kind}", word, f"another name: {name} is registered for another file"
+                )
             try:
                 found[kind][name] = _entry(kind, Path(file))
             except errors.FrontrunnerError as error:
@@ -82,7 +105,9 @@ def register(words: Mapping[str, Iterable[str]]) -> Registered:
 
 def _entry(kind: str, path: Path) -> Entry:
     given: dict[str, Any] = {kind: {"path": path.name}}
-    if kind not in ("data", "table") or path.suffix == ".toml":  # else the file is the text or the table itself
+    if (
+        kind not in ("data", "table") or path.suffix == ".toml"
+    ):  # else the file is the text or the table itself
         table = read_toml(path, f"{kind} file", f"docs/service.md says what a {kind} file holds")
         given = {section: table[section] for section in SECTIONS[kind] if section in table}
         if not given:
@@ -92,14 +117,19 @@ def _entry(kind: str, path: Path) -> Entry:
             given["store"] = {"run_folder": store["run_folder"]}
     evaluator = EVALUATOR_OF.get(kind, "probe")
     file = parse_campaign(
-        {**AROUND, **given, "evaluator": evaluator}, default_name=errors.FALLBACK_NAME, base=path.parent
+        {**AROUND, **given, "evaluator": evaluator},
+        default_name=errors.FALLBACK_NAME,
+        base=path.parent,
     )
     if evaluator == "command":
         file.spec.survey()
     sections = asdict(file.spec) | {"cluster": asdict(file.spec.problem.cluster)}
     if file.store.run_folder is not None:
         sections["store"] = {"run_folder": str(Path(file.store.run_folder).resolve())}
-    return Entry(about=_about(kind, given, file.spec), sections={section: sections[section] for section in given})
+    return Entry(
+        about=_about(kind, given, file.spec),
+        sections={section: sections[section] for section in given},
+    )
 
 
 def _about(kind: str, given: Mapping[str, Any], spec: CampaignSpec) -> str:
@@ -110,10 +140,16 @@ def _about(kind: str, given: Mapping[str, Any], spec: CampaignSpec) -> str:
     if kind == "data":
         files = [Path(path) for path, _ in spec.data.named if path is not None]
         size_mb = sum(path.stat().st_size for path in files) / 1e6
-        return f"{f'{len(files)} files, ' * bool(files[1:])}{size_mb:,.1f} MB" if files else "the built-in text"
+        return (
+            f"{f'{len(files)} files, ' * bool(files[1:])}{size_mb:,.1f} MB"
+            if files
+            else "the built-in text"
+        )
     cluster, dispatch = spec.problem.cluster, spec.dispatch
     machine = f"{cluster.name}: {cluster.describe()}, " if "cluster" in given else ""
-    return f"{machine}{dispatch.scheduler or dispatch.backend or 'this machine, or the job it is in'}"
+    return (
+        f"{machine}{dispatch.scheduler or dispatch.backend or 'this machine, or the job it is in'}"
+    )
 
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -122,7 +158,9 @@ DEFAULT_PORT = 8787
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of a service; sizes in bytes, times in seconds. `running_campaigns` counts drivers of the whole store."""
+    """Limits of a service; sizes in bytes, times in seconds. `running_campaigns` counts drivers of
+    the whole store.
+    """
 
     header_bytes: int = 16_384
     body_bytes: int = 1_000_000
@@ -143,7 +181,9 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
-    """Which store is served, where, to whom; `allowed_hosts` are names, besides loopback's, of a Host header."""
+    """Which store is served, where, to whom; `allowed_hosts` are names, besides loopback's, of a
+    Host header.
+    """
 
     store: str
     token_file: Path
@@ -158,21 +198,33 @@ class ServiceSettings:
         for name in self.allowed_hosts:
             if not name or any(character in name for character in "/:@* ") or not name.isascii():
                 raise errors.bad_value(
-                    "--allow-host", name, "a host's name without scheme and port, as in tune.example.org"
+                    "--allow-host",
+                    name,
+                    "a host's name without scheme and port, as in tune.example.org",
                 )
         if not 0 <= self.port <= 65535:
-            raise errors.bad_value("--port", self.port, "a port from 0 to 65535; 0 takes a free one")
+            raise errors.bad_value(
+                "--port", self.port, "a port from 0 to 65535; 0 takes a free one"
+            )
         if self.allowed_hosts:
             return
         if not is_loopback(self.host):
             raise errors.InvalidInput(
-                f"--host {self.host} is reachable from other machines, and no --allow-host gives its name",
-                hint="add --allow-host NAME and put TLS in front (docs/service.md); or tunnel with ssh -L",
+                f"--host {self.host} is reachable from other machines, and no --allow-host gives"
+                " its name",
+                hint=(
+                    "add --allow-host NAME and put TLS in front (docs/service.md); or tunnel with"
+                    " ssh -L"
+                ),
             )
         if self.behind_tls:
             raise errors.InvalidInput(
-                "--behind-tls means that browsers come through a proxy, and no --allow-host gives its name",
-                hint="add --allow-host NAME, the proxy's own, as in tune.example.org (docs/service.md)",
+                "--behind-tls means that browsers come through a proxy, and no --allow-host gives"
+                " its name",
+                hint=(
+                    "add --allow-host NAME, the proxy's own, as in tune.example.org"
+                    " (docs/service.md)"
+                ),
             )
 
     def address(self, port: int) -> str:
@@ -181,7 +233,9 @@ class ServiceSettings:
         return f"https://{name}" if self.behind_tls else f"http://{name}:{port}"
 
     def here(self, port: int) -> str:
-        """Return the URL by which programs of this machine reach a service that listens on `port`."""
+        """Return the URL by which programs of this machine reach a service that listens on
+        `port`.
+        """
         if is_loopback(self.host):
             return f"http://{_in_address(self.host)}:{port}"
         return f"http://127.0.0.1:{port}" if self.host in EVERY_ADDRESS else self.address(port)

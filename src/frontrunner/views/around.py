@@ -6,7 +6,13 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-from frontrunner.evaluators.analytic.variations import Found, MeasuredScaling, ScaledRecipe, Sweep, Variation
+from frontrunner.evaluators.analytic.variations import (
+    Found,
+    MeasuredScaling,
+    ScaledRecipe,
+    Sweep,
+    Variation,
+)
 from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.text import counted, gib, percent, thousands
 from frontrunner.views.charts.marks import shown
@@ -37,14 +43,20 @@ SWEEP: tuple[Column[Variation], ...] = (
     words(
         "dimension",
         "dimension",
-        lambda row: DIMENSIONS[row.dimension].label if row.dimension in DIMENSIONS else row.dimension,
+        lambda row: (
+            DIMENSIONS[row.dimension].label if row.dimension in DIMENSIONS else row.dimension
+        ),
     ),
     words("value", "value", lambda row: shown(row.value) + (" *" if row.is_own else "")),
     words("recipe_id", "recipe", _found("recipe_id"), drop=3),
     Column("tokens_per_s", "tokens/s", _found("tokens_per_s"), thousands),
     Column("change", "change", lambda row: None if row.is_own else row.change, _signed),
     Column(
-        "estimated_change", "est. change", lambda row: None if row.is_own else row.estimated_change, _signed, drop=1
+        "estimated_change",
+        "est. change",
+        lambda row: None if row.is_own else row.estimated_change,
+        _signed,
+        drop=1,
     ),
     Column("estimated", "est. tokens/s", _found("estimated_tokens_per_s"), thousands, drop=4),
     Column("peak", "peak GiB", lambda row: _peak(row.found), gib, drop=2),
@@ -53,13 +65,15 @@ SWEEP: tuple[Column[Variation], ...] = (
 SCALED: tuple[Column[ScaledRecipe], ...] = (
     Column("nodes", "nodes", attrgetter("nodes"), "{:,}".format),
     Column("devices", "devices", attrgetter("devices"), "{:,}".format, drop=6),
-    Column("batch", "global batch", lambda row: row.found.recipe and row.found.recipe.global_batch_seqs, "{:,}".format,
+    Column("batch", "global batch",
+        lambda row: row.found.recipe and row.found.recipe.global_batch_seqs, "{:,}".format,
            drop=5),
     words("recipe_id", "recipe", _found("recipe_id"), drop=3),
     Column("tokens_per_s", "tokens/s", _found("tokens_per_s"), thousands),
     Column("efficiency", "efficiency", attrgetter("efficiency"), percent),
     Column("estimated", "est. tokens/s", _found("estimated_tokens_per_s"), thousands, drop=1),
-    Column("estimated_efficiency", "est. efficiency", attrgetter("estimated_efficiency"), percent, drop=1),
+    Column("estimated_efficiency", "est. efficiency", attrgetter("estimated_efficiency"), percent,
+        drop=1),
     Column("peak", "peak GiB", lambda row: _peak(row.found), gib, drop=2),
     words("outcome", "outcome", lambda row: _outcome(row.found), least=20),
 )  # fmt: skip
@@ -81,8 +95,15 @@ def print_sweep(found: Sweep) -> None:
         rate = "" if center.tokens_per_s is None else f"  {thousands(center.tokens_per_s)} tokens/s"
         out.say((str(center.recipe_id), "bold"), f"  {center.recipe.describe()}{rate}")
     rows = found.variations
-    out.print(column_table("one dimension at a time", SWEEP, rows, width=out.width, bold=lambda row: row.is_own))
-    out.say("* the recipe itself; changes are of tokens/s, measured and estimated, from its own", style="dim")
+    out.print(
+        column_table(
+            "one dimension at a time", SWEEP, rows, width=out.width, bold=lambda row: row.is_own
+        )
+    )
+    out.say(
+        "* the recipe itself; changes are of tokens/s, measured and estimated, from its own",
+        style="dim",
+    )
 
 
 def print_measured_scaling(found: MeasuredScaling) -> None:
@@ -93,4 +114,7 @@ def print_measured_scaling(found: MeasuredScaling) -> None:
         out.print(column_table(title, SCALED, rows, width=out.width))
         whole = (row.nodes for row in rows if 1.0 in (row.efficiency, row.estimated_efficiency))
         if (fewest := next(whole, None)) is not None:
-            out.say(f"efficiency: tokens/s per device relative to {counted(fewest, 'node')}", style="dim")
+            out.say(
+                f"efficiency: tokens/s per device relative to {counted(fewest, 'node')}",
+                style="dim",
+            )

@@ -40,7 +40,9 @@ STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold r
 WIDEST = 120
 INDENT = 11
 NOISY = 0.3
-"""Relative error of a line above which its figures are marked: timings that other work disturbed, or no line."""
+"""Relative error of a line above which its figures are marked: timings that other work disturbed,
+or no line.
+"""
 LEAST_SHARE = 0.0005
 """Share of a step below which a part is not shown, since it would read 0.0 %."""
 BINDING = re.compile(r"pybind11_detail_\w+\.")
@@ -57,18 +59,31 @@ def print_doctor(checks: Sequence[Check], rows: Sequence[Bandwidth]) -> None:
         for check in checks:
             if check.section == section:
                 body = wrapped(plain(f"{check.name}: {check.found}"), width=width, indent=INDENT)
-                out.say((f"  {check.status.value:<{INDENT - 2}}", STYLES[check.status.value]), body[INDENT:])
+                out.say(
+                    (f"  {check.status.value:<{INDENT - 2}}", STYLES[check.status.value]),
+                    body[INDENT:],
+                )
                 if check.remedy and check.status.value != "ok":
-                    out.say(wrapped(plain(f"-> {check.remedy}"), width=width, indent=INDENT), style="dim")
+                    out.say(
+                        wrapped(plain(f"-> {check.remedy}"), width=width, indent=INDENT),
+                        style="dim",
+                    )
     if rows:
         heads = ("size", "time", "algorithm GB/s", "bus GB/s")
-        table = ruled_table(f"all-reduce over {rows[0].ranks} ranks", *((head, "right") for head in heads))
+        table = ruled_table(
+            f"all-reduce over {rows[0].ranks} ranks", *((head, "right") for head in heads)
+        )
         for row in rows:
-            rates = (thousands(rate / 1e9) for rate in (row.algorithm_bytes_per_s, row.bus_bytes_per_s))
+            rates = (
+                thousands(rate / 1e9) for rate in (row.algorithm_bytes_per_s, row.bus_bytes_per_s)
+            )
             table.add_row(size(row.bytes), latency(row.time_s), *rates)
         out.print(table)
     counts = Counter(check.status.value for check in checks)
-    summary = (counted(counts[status], status) if status != "ok" else f"{counts[status]} ok" for status in STYLES)
+    summary = (
+        counted(counts[status], status) if status != "ok" else f"{counts[status]} ok"
+        for status in STYLES
+    )
     out.say(", ".join(summary), style="bold")
 
 
@@ -92,7 +107,9 @@ def print_calibration(found: Calibration, out_file: Path) -> None:
     out.print(table)
     if found.lines:
         numbers = ((head, "right") for head in ("ranks", "latency", "GB/s", "sizes", "off by"))
-        table = ruled_table("time = latency + bytes over a link / bandwidth", "collective", "level", *numbers)
+        table = ruled_table(
+            "time = latency + bytes over a link / bandwidth", "collective", "level", *numbers
+        )
         for line in found.lines:
             rate = "-" if line.bytes_per_s is None else thousands(line.bytes_per_s / 1e9)
             off = percent(line.residual, 0) + (" !" if line.residual > NOISY else "")
@@ -100,8 +117,14 @@ def print_calibration(found: Calibration, out_file: Path) -> None:
             table.add_row(line.collective, line.level, *figures)
         out.print(table)
     if any(line.residual > NOISY for line in found.lines):
-        out.say(f"! timings lie more than {percent(NOISY, 0)} off the line: other work, or no line", style="dim")
-    for warning in (*(f"not written: {missing}" for missing in found.untold), *filter(None, [found.busy])):
+        out.say(
+            f"! timings lie more than {percent(NOISY, 0)} off the line: other work, or no line",
+            style="dim",
+        )
+    for warning in (
+        *(f"not written: {missing}" for missing in found.untold),
+        *filter(None, [found.busy]),
+    ):
         out.say(f"! {warning}", style="yellow")
     if found.left_out:
         lacking = "measurements were left out for lack of time; raise --seconds to include them"
@@ -126,13 +149,23 @@ def _print_fit(found: StepFit) -> None:
     problems = counted(found.problems, "problem")
     out.say(found.code, style="bold")
     nodes = counted(found.nodes, "node")
-    out.say(f"{found.rows:,} rows of {problems} on up to {nodes}, held back in {found.folds} parts: {how}")
+    out.say(
+        f"{found.rows:,} rows of {problems} on up to {nodes}, held back in {found.folds} parts:"
+        f" {how}"
+    )
     errors = ruled_table(None, "error of step time", ("mean", "right"), ("median", "right"))
     errors.add_row("before", percent(found.error_before), percent(found.median_error_before))
-    errors.add_row("after, on rows held back", percent(found.error_after), percent(found.median_error_after))
+    errors.add_row(
+        "after, on rows held back", percent(found.error_after), percent(found.median_error_after)
+    )
     out.print(errors)
     constants = ruled_table(
-        None, "constant", ("before", "right"), ("after", "right"), ("95 %", "right"), ("rows", "right")
+        None,
+        "constant",
+        ("before", "right"),
+        ("after", "right"),
+        ("95 %", "right"),
+        ("rows", "right"),
     )
     for constant in found.constants:
         if not constant.held:
@@ -165,7 +198,11 @@ def print_dryrun(found: DryRun) -> None:
     heads = []
     for rank in found.ranks:
         worst = ", worst" if rank is found.worst and len(found.ranks) > 1 else ""
-        place = f"\npipeline {rank.pipeline_rank + 1} of {stages}, {rank.layers} layers" if stages > 1 else ""
+        place = (
+            f"\npipeline {rank.pipeline_rank + 1} of {stages}, {rank.layers} layers"
+            if stages > 1
+            else ""
+        )
         heads.append((f"rank {rank.rank}{worst}{place}", "right"))
     unit, name = memory_unit(found.peak_bytes)
     table = ruled_table(None, f"memory at the peak, {name}", *heads)
@@ -181,13 +218,21 @@ def print_dryrun(found: DryRun) -> None:
         table.add_row(label, *(thousands(getattr(rank, figure) / 1e12) for rank in found.ranks))
     out.print(table)
     out.say(fit_verdict(found.fit, found.peak_bytes, found.device_memory_bytes), style="bold")
-    out.say("runtime is estimated, as by plan: device context, the collective library's buffers, fragmentation")
+    out.say(
+        "runtime is estimated, as by plan: device context, the collective library's buffers,"
+        " fragmentation"
+    )
     if found.backend != "cpu":
         out.say(
-            f"traced on a CPU: RMS norms keep what torch's kernel for {found.backend} keeps, all else what the CPU's do"
+            f"traced on a CPU: RMS norms keep what torch's kernel for {found.backend} keeps, all"
+            " else what the CPU's do"
         )
     traced, every = found.micro_batches, found.recipe.accumulation
-    how = f"memory extrapolated from {traced} and {2 * traced}" if found.extrapolated else "later ones add no memory"
+    how = (
+        f"memory extrapolated from {traced} and {2 * traced}"
+        if found.extrapolated
+        else "later ones add no memory"
+    )
     part = "" if traced == every else f", {how}; FLOPs cover all {every}"
     out.say(f"traced: {traced} of {every} micro-batches{part}")
     out.say(f"traced in {seconds(found.wall_time_s)}")
@@ -199,14 +244,19 @@ def print_profile(report: ProfileReport) -> None:
     out.say((report.recipe_id, "bold"), f"  {report.recipe.describe()}")
     out.print(_parts(report))
     if len(report.ranks) > 1:
-        out.say("communication: waiting time, including for slower ranks; slowest: the rank that waited least")
-    if hidden := [f"{part} {seconds(time)}" for part, time in report.mean.hidden.items() if time > 0]:
+        out.say(
+            "communication: waiting time, including for slower ranks; slowest: the rank that waited"
+            " least"
+        )
+    if hidden := [
+        f"{part} {seconds(time)}" for part, time in report.mean.hidden.items() if time > 0
+    ]:
         out.say(f"hidden behind computing, in no part: {', '.join(hidden)}")
     measured = report.measured_step_time_s
     probed = "" if measured is None else f"; the campaign's probe measured {seconds(measured)}"
     out.say(
-        f"step: {seconds(report.mean.step_time_s)} traced, {seconds(report.step_time_s_untraced)} untraced in the "
-        f"same run ({report.tracing_slowdown:.2f} times){probed}"
+        f"step: {seconds(report.mean.step_time_s)} traced, {seconds(report.step_time_s_untraced)}"
+        f" untraced in the same run ({report.tracing_slowdown:.2f} times){probed}"
     )
     if report.host_trees:
         path = report.host_trees[report.slowest_rank]
@@ -240,13 +290,21 @@ def _parts(report: ProfileReport) -> Table:
     waits = [  # for what some rank waited
         part
         for part in Part
-        if part.moves_data and max(rank.seconds[part] / rank.step_time_s for rank in report.ranks) >= LEAST_SHARE
+        if part.moves_data
+        and max(rank.seconds[part] / rank.step_time_s for rank in report.ranks) >= LEAST_SHARE
     ]
     for part in (Part.COMPUTE, Part.OPTIMIZER, Part.DATA, *waits, Part.IDLE):
         times = [_milliseconds(found.seconds[part]) for found in columns.values()]
-        table.add_row(labels.get(part, str(part)), percent(mean.seconds[part] / mean.step_time_s), *times)
+        table.add_row(
+            labels.get(part, str(part)), percent(mean.seconds[part] / mean.step_time_s), *times
+        )
     table.add_section()
-    table.add_row("step", "100.0 %", *(_milliseconds(found.step_time_s) for found in columns.values()), style="bold")
+    table.add_row(
+        "step",
+        "100.0 %",
+        *(_milliseconds(found.step_time_s) for found in columns.values()),
+        style="bold",
+    )
     return table
 
 

@@ -1,7 +1,8 @@
-"""Film of a search: how its probes filled a map of two dimensions, with what the strategy expected of each.
+"""Film of a search: how its probes filled a map of two dimensions, with what the strategy expected
+of each.
 
-What was expected is what the strategy stored when it chose a recipe, never computed afterwards: of that recipe, and of
-the fastest one at each place of one map.
+What was expected is what the strategy stored when it chose a recipe, never computed afterwards: of
+that recipe, and of the fastest one at each place of one map.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from frontrunner.results.predictions import Belief, Expected, proposed_of
 from frontrunner.results.snapshot import attempts_of
 from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, bad_value, did_you_mean, writing
+from frontrunner.spaces.errors import (
+    FrontrunnerError,
+    InvalidInput,
+    NothingLegal,
+    bad_value,
+    did_you_mean,
+    writing,
+)
 from frontrunner.spaces.recipe import Choice
 from frontrunner.spaces.space import map_axes
 from frontrunner.text import counted, percent, thousands
@@ -40,11 +48,13 @@ QUIET = "#8a939c"
 
 @dataclass(frozen=True, kw_only=True)
 class Shot:
-    """One outcome: a recipe's place on the map, how it ended, and, of a recipe's first one, what was expected of it.
+    """One outcome: a recipe's place on the map, how it ended, and, of a recipe's first one, what
+    was expected of it.
 
-    `pooled_tokens_per_s` is its recipe's rate after it, repeats pooled as in the ranking, and `best_tokens_per_s` that
-    of the recipe that led. `belief` has a row for each of the film's y values and a column for each of its x values:
-    the tokens/s of the fastest recipe there that was expected to run, None where there was none.
+    `pooled_tokens_per_s` is its recipe's rate after it, repeats pooled as in the ranking, and
+    `best_tokens_per_s` that of the recipe that led. `belief` has a row for each of the film's y
+    values and a column for each of its x values: the tokens/s of the fastest recipe there that was
+    expected to run, None where there was none.
     """
 
     recipe_id: str
@@ -61,9 +71,11 @@ class Shot:
 
 @dataclass(frozen=True, kw_only=True)
 class Film(Displayed):
-    """The outcomes of a campaign in their order, over two of its `dimensions`; `outcomes` counts those left out too.
+    """The outcomes of a campaign in their order, over two of its `dimensions`; `outcomes` counts
+    those left out too.
 
-    `believed` are the dimensions of the map that the strategy stored its beliefs over, None where it stored none.
+    `believed` are the dimensions of the map that the strategy stored its beliefs over, None where
+    it stored none.
     """
 
     campaign: str
@@ -88,20 +100,28 @@ class Film(Displayed):
 
 
 def film(store: Store, campaign: str | None, x: str | None = None, y: str | None = None) -> Film:
-    """Return the film of a campaign over two dimensions, by default tensor and pipeline parallelism where they vary."""
+    """Return the film of a campaign over two dimensions, by default tensor and pipeline parallelism
+    where they vary.
+    """
     found = store.campaign(campaign)
     ended = attempts_of(store, found)
     first = ended[:MOST_SHOTS]
     recipes = {one.recipe_id: one.recipe for one in first}
     spec = stored_spec(found)
     listed = {
-        name: tuple(dict.fromkeys((*values, *(spec.space.dimension(name).of(recipe) for recipe in recipes.values()))))
+        name: tuple(
+            dict.fromkeys(
+                (*values, *(spec.space.dimension(name).of(recipe) for recipe in recipes.values()))
+            )
+        )
         for name, values in spec.space.dimensions(spec.problem.cluster).items()
     }
     varied = tuple(name for name, values in listed.items() if len(values) > 1)
     numbers = {one.recipe_id: one.row + 1 for one in first}
     proposed = proposed_of(store, found.id, numbers.values())
-    believed = next(((one.belief.x, one.belief.y) for one in proposed.values() if one.belief is not None), None)
+    believed = next(
+        ((one.belief.x, one.belief.y) for one in proposed.values() if one.belief is not None), None
+    )
     if believed is not None and x is None and y is None:
         x, y = believed
     x, y = _axes(varied, {"x": x, "y": y})
@@ -140,7 +160,9 @@ def film(store: Store, campaign: str | None, x: str | None = None, y: str | None
 
 
 def _on_map(
-    belief: Belief | None, across: tuple[str, Sequence[Choice]], upward: tuple[str, Sequence[Choice]]
+    belief: Belief | None,
+    across: tuple[str, Sequence[Choice]],
+    upward: tuple[str, Sequence[Choice]],
 ) -> tuple[tuple[float | None, ...], ...] | None:
     """Return a belief by row and column of a map; None of one over other dimensions."""
     if belief is None or {belief.x, belief.y} != {across[0], upward[0]}:
@@ -152,7 +174,10 @@ def _on_map(
 def print_film(found: Film) -> None:
     """Print what a film is of, and the rate of the recipe that led at its end."""
     out = console()
-    out.say((found.campaign, "bold"), f": {counted(found.outcomes, 'outcome')} over {found.x} and {found.y}")
+    out.say(
+        (found.campaign, "bold"),
+        f": {counted(found.outcomes, 'outcome')} over {found.x} and {found.y}",
+    )
     if found.shots and (best := found.shots[-1].best_tokens_per_s) is not None:
         out.say(f"best      {thousands(best)} tokens/s")
 
@@ -160,7 +185,10 @@ def print_film(found: Film) -> None:
 def _axes(varied: Sequence[str], named: Mapping[str, str | None]) -> tuple[str, str]:
     """Return both dimensions; raise `InvalidInput` for one that the campaign does not vary."""
     if len(varied) < 2:
-        raise NothingLegal(f"a film needs two dimensions that vary: this campaign varies {', '.join(varied) or 'none'}")
+        raise NothingLegal(
+            "a film needs two dimensions that vary: this campaign varies"
+            f" {', '.join(varied) or 'none'}"
+        )
     for axis, name in named.items():
         if name is not None and name not in varied:
             expected = f"a dimension that the campaign varies: {', '.join(varied)}"
@@ -171,7 +199,9 @@ def _axes(varied: Sequence[str], named: Mapping[str, str | None]) -> tuple[str, 
 
 
 def _ordered(values: Sequence[Choice]) -> tuple[Choice, ...]:
-    return tuple(values) if any(isinstance(value, str) for value in values) else tuple(sorted(values))
+    return (
+        tuple(values) if any(isinstance(value, str) for value in values) else tuple(sorted(values))
+    )
 
 
 def _known(value: float) -> float | None:
@@ -179,7 +209,9 @@ def _known(value: float) -> float | None:
 
 
 def check_film_file(file: Path) -> None:
-    """Raise `InvalidInput` for a file that no film can be written to, and for MP4 without ffmpeg."""
+    """Raise `InvalidInput` for a file that no film can be written to, and for MP4 without
+    ffmpeg.
+    """
     if file.suffix.lower() not in SUFFIXES:
         raise bad_value("--out", str(file), "a file whose name ends with .gif or .mp4")
     if file.suffix.lower() == ".mp4" and shutil.which("ffmpeg") is None:
@@ -196,7 +228,8 @@ def write_film(found: Film, file: Path) -> int:
     check_film_file(file)
     if not found.shots:
         raise NothingLegal(
-            f"campaign {found.campaign} has no outcome to film", hint=f"frontrunner status {found.campaign}"
+            f"campaign {found.campaign} has no outcome to film",
+            hint=f"frontrunner status {found.campaign}",
         )
     steps = -(-len(found.shots) // MOST_FRAMES)
     frames = [min(end, len(found.shots)) for end in range(steps, len(found.shots) + steps, steps)]
@@ -205,7 +238,9 @@ def write_film(found: Film, file: Path) -> int:
     kind = PillowWriter if file.suffix.lower() == ".gif" else FFMpegWriter
     # The last picture stays for a while.
     shown_frames = [*frames, *([frames[-1]] * LAST_FRAMES)]
-    made = FuncAnimation(figure, lambda end: _draw(found, end, *axes), frames=shown_frames, init_func=lambda: None)
+    made = FuncAnimation(
+        figure, lambda end: _draw(found, end, *axes), frames=shown_frames, init_func=lambda: None
+    )
     part = file.with_name(f".{file.stem}.part{file.suffix}")
     try:
         with writing(file), mpl.rc_context({"font.size": 9, "animation.embed_limit": 64}):
@@ -219,8 +254,12 @@ def write_film(found: Film, file: Path) -> int:
 
 
 def believed_at(found: Film, end: int) -> dict[tuple[Choice, Choice], float]:
-    """Return what was expected at the places of the map when the last recipe of the first `end` outcomes was chosen."""
-    belief = next((shot.belief for shot in reversed(found.shots[:end]) if shot.belief is not None), ())
+    """Return what was expected at the places of the map when the last recipe of the first `end`
+    outcomes was chosen.
+    """
+    belief = next(
+        (shot.belief for shot in reversed(found.shots[:end]) if shot.belief is not None), ()
+    )
     return {
         (x, y): rate
         for y, row in zip(found.y_values, belief, strict=False)
@@ -242,10 +281,20 @@ def _draw(found: Film, end: int, grid: Axes, course: Axes) -> None:
     for shot in shots:
         tried.setdefault((shot.x, shot.y), []).append(shot)
     for place, those in tried.items():
-        best[place] = max({shot.recipe_id: shot.pooled_tokens_per_s or 0.0 for shot in those}.values())
-    rows = [[best.get((x, y), float("nan")) or float("nan") for x in found.x_values] for y in found.y_values]
+        best[place] = max(
+            {shot.recipe_id: shot.pooled_tokens_per_s or 0.0 for shot in those}.values()
+        )
+    rows = [
+        [best.get((x, y), float("nan")) or float("nan") for x in found.x_values]
+        for y in found.y_values
+    ]
     grid.imshow(
-        rows, origin="lower", aspect="auto", cmap="Blues", vmin=slowest - 0.2 * (fastest - slowest), vmax=fastest
+        rows,
+        origin="lower",
+        aspect="auto",
+        cmap="Blues",
+        vmin=slowest - 0.2 * (fastest - slowest),
+        vmax=fastest,
     )
     believed = believed_at(found, end)
     for (x, y), those in tried.items():
@@ -267,31 +316,58 @@ def _draw(found: Film, end: int, grid: Axes, course: Axes) -> None:
     title = "best tokens/s so far" + (", and what was expected" if found.map_has_beliefs else "")
     grid.set(xlabel=found.x, ylabel=found.y, title=title)
     _draw_course(found, shots, course, fastest)
-    grid.figure.suptitle(f"{found.campaign}, {end} of {found.outcomes}: {last.describe}, {in_words(last)}", fontsize=10)
+    grid.figure.suptitle(
+        f"{found.campaign}, {end} of {found.outcomes}: {last.describe}, {in_words(last)}",
+        fontsize=10,
+    )
 
 
 def _draw_course(found: Film, shots: Sequence[Shot], course: Axes, fastest: float) -> None:
     course.clear()
     for outcome, (color, _) in OUTCOMES.items():
-        points = [(number, shot) for number, shot in enumerate(shots, start=1) if shot.outcome == outcome]
+        points = [
+            (number, shot) for number, shot in enumerate(shots, start=1) if shot.outcome == outcome
+        ]
         if points:
             heights = [shot.tokens_per_s or 0.0 for _, shot in points]
             marker = "o" if outcome == MEASURED else "x"
-            course.plot([number for number, _ in points], heights, marker, color=color, label=outcome)
-    known = [(number, shot.expected.tokens_per_s) for number, shot in enumerate(shots, start=1) if shot.expected]
+            course.plot(
+                [number for number, _ in points], heights, marker, color=color, label=outcome
+            )
+    known = [
+        (number, shot.expected.tokens_per_s)
+        for number, shot in enumerate(shots, start=1)
+        if shot.expected
+    ]
     if known:
-        course.plot(*zip(*known, strict=True), "o", markerfacecolor="none", color=QUIET, label="expected")
+        course.plot(
+            *zip(*known, strict=True), "o", markerfacecolor="none", color=QUIET, label="expected"
+        )
     so_far = [shot.best_tokens_per_s or float("nan") for shot in shots]
-    course.plot(range(1, len(shots) + 1), so_far, drawstyle="steps-post", color="#59a14f", label="best so far")
+    course.plot(
+        range(1, len(shots) + 1),
+        so_far,
+        drawstyle="steps-post",
+        color="#59a14f",
+        label="best so far",
+    )
     expected = [shot.expected.tokens_per_s for shot in found.shots if shot.expected]
-    course.set(xlim=(0, len(found.shots) + 1), ylim=(-0.04 * fastest, 1.1 * max(fastest, *expected, 0.0)))
-    course.set(xlabel="outcome", ylabel="tokens/s", title="outcomes" + (" and what was expected" if known else ""))
+    course.set(
+        xlim=(0, len(found.shots) + 1), ylim=(-0.04 * fastest, 1.1 * max(fastest, *expected, 0.0))
+    )
+    course.set(
+        xlabel="outcome",
+        ylabel="tokens/s",
+        title="outcomes" + (" and what was expected" if known else ""),
+    )
     course.legend(loc="lower right", fontsize=7)
 
 
 def in_words(shot: Shot) -> str:
     """Return how a probe ended, and what was expected of it."""
-    ended = shot.outcome if shot.tokens_per_s is None else f"{thousands(shot.tokens_per_s)} tokens/s"
+    ended = (
+        shot.outcome if shot.tokens_per_s is None else f"{thousands(shot.tokens_per_s)} tokens/s"
+    )
     if shot.expected is None:
         return ended
     chance = percent(shot.expected.chance, 0)

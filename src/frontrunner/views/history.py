@@ -20,9 +20,14 @@ from frontrunner.views.terminal import column_table, console
 WORDS = {
     CHECKED: "node {node} was checked: {found}",
     AWAITED: "probes wait for nodes: {why}",
-    "harvested": "probe {trial} had ended before its driver did, and its outcome was collected: {recipe}",
+    "harvested": (
+        "probe {trial} had ended before its driver did, and its outcome was collected: {recipe}"
+    ),
     "lost": "probe {trial} was cut off with its driver: {recipe}",
-    "pruned": "{recipes} of {of} legal recipes surely do not fit and are not probed (search.prune_infeasible)",
+    "pruned": (
+        "{recipes} of {of} legal recipes surely do not fit and are not probed"
+        " (search.prune_infeasible)"
+    ),
     "repeat": "probe {trial} is measured again: {recipe}",
     "launched": "launched; driver {driver}",
     "resumed": "resumed; driver {driver}",
@@ -43,8 +48,14 @@ def noticed(kind: str, data: EventData, *, running: bool = True) -> str:
         if kind in WORDS and (kind != CHECKED or data["found"]):
             return plain(WORDS[kind].format_map(data))
         return plain(IN_WORDS[kind](data) + (_more(data) if running and kind == STOPPING else ""))
-    except (KeyError, ValueError, TypeError):  # of another kind, of another version, or of an archive
-        return plain(f"{kind}: " + " ".join(f"{key}={value}" for key, value in data.items() if key != USER))
+    except (
+        KeyError,
+        ValueError,
+        TypeError,
+    ):  # of another kind, of another version, or of an archive
+        return plain(
+            f"{kind}: " + " ".join(f"{key}={value}" for key, value in data.items() if key != USER)
+        )
 
 
 def _checked(data: EventData) -> str:
@@ -52,7 +63,10 @@ def _checked(data: EventData) -> str:
 
 
 def _set_aside(data: EventData) -> str:
-    return f"node {data['node']} is set aside, until a check after {minute(str(data['until']))}: {data['why']}"
+    return (
+        f"node {data['node']} is set aside, until a check after {minute(str(data['until']))}:"
+        f" {data['why']}"
+    )
 
 
 def _stopping(data: EventData) -> str:
@@ -60,7 +74,11 @@ def _stopping(data: EventData) -> str:
         return f"ending {counted(int(ended), 'running probe')}"
     left = int(data["probes_to_finish"] or 0)
     finishing = f"finishing {counted(left, 'running probe')}" if left else "stopping"
-    return f"{finishing}; then the campaign is paused" if data["leaves"] == CampaignState.PAUSED else finishing
+    return (
+        f"{finishing}; then the campaign is paused"
+        if data["leaves"] == CampaignState.PAUSED
+        else finishing
+    )
 
 
 def _more(data: EventData) -> str:
@@ -70,7 +88,10 @@ def _more(data: EventData) -> str:
 
 def _budget(data: EventData) -> str:
     limits = {key: value for key, value in data.items() if key != USER and not key.endswith(BEFORE)}
-    words = (f"{key} {value:g}, was {data.get(key + BEFORE) or 'no limit'}" for key, value in limits.items())
+    words = (
+        f"{key} {value:g}, was {data.get(key + BEFORE) or 'no limit'}"
+        for key, value in limits.items()
+    )
     return f"budget: {', '.join(words)}"
 
 
@@ -79,7 +100,10 @@ def _labeled(data: EventData) -> str:
 
 
 def _reused(data: EventData) -> str:
-    origin = f"probe {data['its_trial']} of campaign {data['campaign']}, measured {minute(str(data['measured_at']))}"
+    origin = (
+        f"probe {data['its_trial']} of campaign {data['campaign']}, measured"
+        f" {minute(str(data['measured_at']))}"
+    )
     return f"probe {data['trial']} takes the result of {origin}: {data['recipe']}"
 
 
@@ -87,16 +111,26 @@ def _warm_start(data: EventData) -> str:
     """Return as in: warm start: 12 outcomes of a.csv, 3 recipes answered; left out: 2 simulated."""
     origins = f" of {data['origins']}" if "origins" in data else ""
     answered = f", {counted(int(data['answers']), 'recipe')} answered" if data["answers"] else ""
-    return f"warm start: {data['learned_from'] or 'no'} usable outcomes{origins}{answered}{_left_out(data)}"
+    return (
+        f"warm start: {data['learned_from'] or 'no'} usable"
+        f" outcomes{origins}{answered}{_left_out(data)}"
+    )
 
 
 def _imported(data: EventData) -> str:
-    return f"imported from {data['file']}, a table of {counted(int(data['rows'] or 0), 'row')}{_left_out(data, ' x')}"
+    return (
+        f"imported from {data['file']}, a table of"
+        f" {counted(int(data['rows'] or 0), 'row')}{_left_out(data, ' x')}"
+    )
 
 
 def _left_out(data: EventData, times: str = "") -> str:
     prefix = "left out: "
-    found = [f"{count}{times} {key.removeprefix(prefix)}" for key, count in data.items() if key.startswith(prefix)]
+    found = [
+        f"{count}{times} {key.removeprefix(prefix)}"
+        for key, count in data.items()
+        if key.startswith(prefix)
+    ]
     return f"; {prefix}{', '.join(found)}" if found else ""
 
 
@@ -125,4 +159,7 @@ def print_history(found: HistoryPage) -> None:
     items: Sequence[Event] = found.items
     if items:
         out.print(column_table(None, HISTORY, items, width=out.width))
-    out.say(f"{len(items)} of {counted(found.total, 'event')}" if items else "no event on this page", style="dim")
+    out.say(
+        f"{len(items)} of {counted(found.total, 'event')}" if items else "no event on this page",
+        style="dim",
+    )

@@ -1,4 +1,6 @@
-"""Progress of a running campaign on stderr: a live panel on a terminal, a line per event elsewhere."""
+"""Progress of a running campaign on stderr: a live panel on a terminal, a line per event
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,10 @@ class Lines(Watcher):
         super().began(view)
         known = f", {view.measured} {view.figures} before" if view.measured else ""
         origin = "" if view.figures == "measured" else f", {view.figures}"
-        _write(f"campaign {view.name}: {view.strategy} over {view.legal_recipes:,} legal recipes{origin}{known}")
+        _write(
+            f"campaign {view.name}: {view.strategy} over {view.legal_recipes:,} legal"
+            f" recipes{origin}{known}"
+        )
 
     def probe_ended(self, view: View, ended: Ended) -> None:
         """Report one outcome, and how far the campaign is."""
@@ -159,10 +164,14 @@ def _write(line: str) -> None:
 
 
 def panel(view: View, *, width: int, rows: int = 0) -> Group:
-    """Return the panel in lines that never wrap; with `rows` it has a steady height, with as many running probes."""
+    """Return the panel in lines that never wrap; with `rows` it has a steady height, with as many
+    running probes.
+    """
     shown = [*view.last, *([view.best] if view.best else [])]
     longest = max((len(_named(ended)) for ended in shown), default=0)
-    room = max(12, min(longest, width - LABEL_WIDTH - NUMBERS_WIDTH))  # one for all, so that numbers are aligned
+    room = max(
+        12, min(longest, width - LABEL_WIDTH - NUMBERS_WIDTH)
+    )  # one for all, so that numbers are aligned
     running = []
     for probe in view.running[:MOST_RUNNING]:
         does = f"{probe.seconds:.0f} s"  # first: its width changes least
@@ -177,7 +186,11 @@ def panel(view: View, *, width: int, rows: int = 0) -> Group:
         for ended in reversed(view.last)
     ]
     failed = "".join(f", {count} {kind}" for kind, count in view.failures.items())
-    best = Text(f"nothing {view.figures} yet") if view.best is None else _outcome(view.best, room, style="bold green")
+    best = (
+        Text(f"nothing {view.figures} yet")
+        if view.best is None
+        else _outcome(view.best, room, style="bold green")
+    )
     outlook = []
     if (found := view.outlook) is not None:
         shares = (found.expected_improvement, found.share_below, found.share_below_at_most)
@@ -198,11 +211,16 @@ def panel(view: View, *, width: int, rows: int = 0) -> Group:
         head.append(f", {view.figures}", style="not bold yellow")
     if view.seconds_left is not None and view.seconds_left >= 1:
         left = f"about {seconds(round(view.seconds_left))} left"
-        head.append(left.rjust(max(2 + len(left), min(width, 100) - head.cell_len)), style="not bold")
+        head.append(
+            left.rjust(max(2 + len(left), min(width, 100) - head.cell_len)), style="not bold"
+        )
     lines = [head]
     for label, texts in parts:
         heads = [label, *[""] * len(texts)]
-        lines += [Text.assemble((f"{head:<{LABEL_WIDTH}}", "dim"), text) for head, text in zip(heads, texts)]  # noqa: B905
+        lines += [
+            Text.assemble((f"{head:<{LABEL_WIDTH}}", "dim"), text)
+            for head, text in zip(heads, texts, strict=False)
+        ]
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return Group(*lines)
@@ -222,7 +240,10 @@ def _outcome(ended: Ended, room: int, *, style: str) -> Text:
     name = Text(_named(ended))
     name.truncate(room, overflow="ellipsis", pad=True)
     is_measured = isinstance(ended.outcome, Measurement)
-    return name.append(f"  {briefly(ended.outcome, aligned=True) if is_measured else outcome_line(ended)}", style=style)
+    return name.append(
+        f"  {briefly(ended.outcome, aligned=True) if is_measured else outcome_line(ended)}",
+        style=style,
+    )
 
 
 def outcome_line(ended: Ended) -> str:

@@ -1,4 +1,6 @@
-"""Estimates on the terminal: a plan, scaling, one recipe's breakdown, and advice, which programs get as well."""
+"""Estimates on the terminal: a plan, scaling, one recipe's breakdown, and advice, which programs
+get as well.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from rich.table import Table
 
 from frontrunner.config.settings import located
 from frontrunner.evaluators.analytic.accuracy_bounds import NOT_TRAINED, Trust
-from frontrunner.evaluators.analytic.advice import WORTH_ITS_COMPLEXITY, Advice, ParallelLayout, speed, traffic_share
+from frontrunner.evaluators.analytic.advice import (
+    WORTH_ITS_COMPLEXITY,
+    Advice,
+    ParallelLayout,
+    speed,
+    traffic_share,
+)
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
 from frontrunner.evaluators.analytic.estimates import Estimate, Plan, ShownPlan
 from frontrunner.evaluators.analytic.memory import MARGIN
@@ -59,16 +67,22 @@ from frontrunner.views.timeline import print_timeline
 INDENT = 3
 SHOWN = 10
 WIDEST_TEXT = 110
-ESTIMATED_PEAK = "what a device must hold, context, communicators and the allocator's loss (runtime) included"
+ESTIMATED_PEAK = (
+    "what a device must hold, context, communicators and the allocator's loss (runtime) included"
+)
 TIGHT = f"less than {percent(MARGIN, 0)} of the memory stays free"
 MAY_NOT_FIT = "may not fit: the 95 % interval of the peak ends above the device's memory"
 
 
 def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
-    """Print a plan, its front if that holds more than the first recipe, and the command for a closer look."""
+    """Print a plan, its front if that holds more than the first recipe, and the command for a
+    closer look.
+    """
     out, plan = console(), plan.shown(SHOWN) if isinstance(plan, Plan) else plan
     _print_counts(plan)
-    first = "fastest first" if plan.rate == "tokens" else f"most {plan.rate.replace('_', ' ')} first"
+    first = (
+        "fastest first" if plan.rate == "tokens" else f"most {plan.rate.replace('_', ' ')} first"
+    )
     if plan.why_no_times is not None:
         first = "in an order that rests on an assumed peak"
     tables = {f"estimated, {first}, tight ones last": plan.estimates}
@@ -78,7 +92,9 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
         rows = list(enumerate(estimates, start=1))
         if rows:
             out.print()
-            out.print(column_table(title, ESTIMATES, rows, width=out.width, bold=lambda row: row[0] == 1))
+            out.print(
+                column_table(title, ESTIMATES, rows, width=out.width, bold=lambda row: row[0] == 1)
+            )
     if plan.legal > sum(plan.not_modelled.values()):
         out.print()
         if plan.estimates:
@@ -88,21 +104,30 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
         print_trust(plan)
     for best in plan.estimates[:1] if file is not None else ():
         closer = f"frontrunner explain --campaign {shlex.quote(str(file))} {best.recipe_id}"
-        out.say(f"{located(closer)}  # where the first recipe's step time and memory go", style="dim", whole=True)
+        out.say(
+            f"{located(closer)}  # where the first recipe's step time and memory go",
+            style="dim",
+            whole=True,
+        )
 
 
 def _print_counts(plan: ShownPlan) -> None:
     out, left_out = console(), sum(plan.not_modelled.values())
     if plan.active_parameters < plan.parameters:
-        out.say(f"{count(plan.parameters)} parameters, of which {count(plan.active_parameters)} per token")
+        out.say(
+            f"{count(plan.parameters)} parameters, of which {count(plan.active_parameters)} per"
+            " token"
+        )
     out.say(
-        f"{plan.legal:,} legal recipes: {plan.fitting:,} are estimated to fit in {gib(plan.memory_limit_bytes)} GiB "
-        "per device"
+        f"{plan.legal:,} legal recipes: {plan.fitting:,} are estimated to fit in"
+        f" {gib(plan.memory_limit_bytes)} GiB per device"
         + (f", {plan.tight:,} of them tightly: {TIGHT}" if plan.tight else "")
         + (f", {left_out:,} are not estimated" if left_out else "")
     )
     for reason, many in plan.not_modelled.items():
-        out.say(f"note: {many:,} recipes are left out: the formulas do not cover {reason}", style="dim")
+        out.say(
+            f"note: {many:,} recipes are left out: the formulas do not cover {reason}", style="dim"
+        )
 
 
 def print_trust(trust: Trust) -> None:
@@ -140,7 +165,13 @@ SCALING: tuple[Column[ScalingRow], ...] = (
     replace(_BEST["step_time_s_median"], drop=4),
     _BEST["step_time_bounds_s"],
     _BEST["tokens_per_s"],
-    Column("tokens_per_s_per_device", "tok/s/device", attrgetter("tokens_per_s_per_device"), thousands, drop=3),
+    Column(
+        "tokens_per_s_per_device",
+        "tok/s/device",
+        attrgetter("tokens_per_s_per_device"),
+        thousands,
+        drop=3,
+    ),
     replace(_BEST["mfu"], drop=3),
     Column("efficiency", "efficiency", attrgetter("efficiency"), percent),
     replace(_BEST["peak_memory_bytes_max_rank"], drop=2),
@@ -168,13 +199,19 @@ def print_scaling(found: Scaling) -> None:
             if row.reason is not None:
                 out.say(f"{counted(row.nodes, 'node')}: {row.reason}")
     if found.trust.why_no_times is None:
-        out.say("\nefficiency: tokens/s per device relative to the smallest node count that has a recipe", style="dim")
+        out.say(
+            "\nefficiency: tokens/s per device relative to the smallest node count that has a"
+            " recipe",
+            style="dim",
+        )
     if any(row.best and row.best.fit == "may not fit" for row in (*found.strong, *found.weak)):
         out.say(f"! {MAY_NOT_FIT}", style="dim")
     for bound in found.bounds:
         *most, last = (f"{nodes:,}" for nodes in bound.nodes)
         nodes = f"{', '.join(most)} and {last}" if most else last
-        found_at = f"space.{bound.dimension} goes up to {bound.largest}, which is best on {nodes} nodes"
+        found_at = (
+            f"space.{bound.dimension} goes up to {bound.largest}, which is best on {nodes} nodes"
+        )
         out.say(f"note: {found_at}: a longer list may hold something faster", style="dim")
     if found.devices_ignored:
         out.say("note: space.devices is ignored: each count uses all its devices", style="dim")
@@ -188,7 +225,10 @@ def print_breakdown(found: Breakdown, *, dryrun: str | None = None) -> None:  # 
     out.say((estimate.recipe_id, "bold"), f"  {estimate.recipe.describe()}")
     rows: list[tuple[str, Estimate | Measured]] = [("estimated", estimate)]
     rows += [] if measured is None else [("measured", measured)]
-    columns = (words("origin", "", itemgetter(0)), *(column.of(itemgetter(1)) for column in ESTIMATED))
+    columns = (
+        words("origin", "", itemgetter(0)),
+        *(column.of(itemgetter(1)) for column in ESTIMATED),
+    )
     out.print(column_table(None, columns, rows, width=out.width))
     with_all, without = found.hardware_tflops_per_device, estimate.model_tflops_per_device
     if with_all is not None and without is not None and with_all > 1.001 * without:
@@ -197,9 +237,17 @@ def print_breakdown(found: Breakdown, *, dryrun: str | None = None) -> None:  # 
     if measured is not None:
         memory = "what tensors hold of the memory" if found.compares_allocated else "peak memory"
         errors = {"step time": found.step_time_error, memory: found.peak_memory_error}
-        off = " and ".join(f"{100 * error:+.0f} % in {of}" for of, error in errors.items() if error is not None)
-        by = "measured by campaign" if measured.figures == "measured" else "measured elsewhere, and imported as"
-        line = f"{by} {measured.campaign} of {measured.store}" + (f"; the estimate is off by {off}" if off else "")
+        off = " and ".join(
+            f"{100 * error:+.0f} % in {of}" for of, error in errors.items() if error is not None
+        )
+        by = (
+            "measured by campaign"
+            if measured.figures == "measured"
+            else "measured elsewhere, and imported as"
+        )
+        line = f"{by} {measured.campaign} of {measured.store}" + (
+            f"; the estimate is off by {off}" if off else ""
+        )
         if (inside := found.is_inside) is not None:
             line += f"; the measured step is {'inside' if inside else 'outside'} the 95 % interval"
         out.say(line, style="dim")
@@ -216,20 +264,32 @@ def print_breakdown(found: Breakdown, *, dryrun: str | None = None) -> None:  # 
     if estimate.recipe.pipeline_parallel > 1:
         with suppress(InvalidInput):  # a step of too many passes, or without times
             print_timeline(step_timeline(estimate.recipe, found.problem))
-    out.say(fit_verdict(estimate.fit, estimate.peak_memory_bytes, found.memory_limit_bytes), style="bold")
+    out.say(
+        fit_verdict(estimate.fit, estimate.peak_memory_bytes, found.memory_limit_bytes),
+        style="bold",
+    )
     out.say(f"peak: {ESTIMATED_PEAK}", style="dim")
     if estimate.host_memory_bytes_per_rank:
         out.say(f"in the host's memory: {gib(estimate.host_memory_bytes_per_rank)} GiB per rank")
     for mark in found.marks:
         out.say(f"note: {mark.text}", style="dim")
     print_trust(found.trust)
-    is_traceable = why_untraceable(estimate.recipe, found.problem) is None and found.problem.software.code is None
+    is_traceable = (
+        why_untraceable(estimate.recipe, found.problem) is None
+        and found.problem.software.code is None
+    )
     if dryrun is not None and is_traceable:
         out.say(f"{located(dryrun)}  # traces the memory of the real step", style="dim", whole=True)
 
 
 def _bar(amount: float, longest: float, style: str) -> ProgressBar:
-    return ProgressBar(total=longest, completed=amount, style="bar.back", complete_style=style, finished_style=style)
+    return ProgressBar(
+        total=longest,
+        completed=amount,
+        style="bar.back",
+        complete_style=style,
+        finished_style=style,
+    )
 
 
 def _step_table(found: Breakdown) -> Table | None:
@@ -254,15 +314,24 @@ def _memory_table(found: Breakdown) -> Table:
     ranks, sizes = found.ranks, found.estimate.memory_parts_bytes
     is_split = len(ranks) > 1
     unit, name = memory_unit(found.estimate.peak_memory_bytes)
-    heads = [f"{rank.holds}\n{counted(rank.layers, 'layer')}" if is_split else rank.holds for rank in ranks]
+    heads = [
+        f"{rank.holds}\n{counted(rank.layers, 'layer')}" if is_split else rank.holds
+        for rank in ranks
+    ]
     table = ruled_table(f"memory, {name}", "part", *((head, "right") for head in heads))
     table.add_column("fullest rank" if is_split else "", width=None, max_width=40, ratio=1)
     for part, amount in sizes.items():
         held = [rank.memory_parts_bytes[part] for rank in ranks]
         if any(held):
-            table.add_row(part, *(f"{one / unit:.2f}" for one in held), _bar(amount, max(sizes.values()), "magenta"))
+            table.add_row(
+                part,
+                *(f"{one / unit:.2f}" for one in held),
+                _bar(amount, max(sizes.values()), "magenta"),
+            )
     table.add_section()
-    table.add_row("peak", *(f"{rank.peak_memory_bytes / unit:.2f}" for rank in ranks), "", style="bold")
+    table.add_row(
+        "peak", *(f"{rank.peak_memory_bytes / unit:.2f}" for rank in ranks), "", style="bold"
+    )
     if is_split and (step_s := found.estimate.step_time_s) is not None:
         table.add_row("busy", *(percent((rank.busy_s or 0.0) / step_s, 0) for rank in ranks), "")
     return table
@@ -270,7 +339,9 @@ def _memory_table(found: Breakdown) -> Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One question, its answer in a word, and the sentences that give reasons; a table shows the `layouts`."""
+    """One question, its answer in a word, and the sentences that give reasons; a table shows the
+    `layouts`.
+    """
 
     question: str
     answer: str
@@ -285,29 +356,40 @@ def answers(advice: Advice) -> tuple[Answer, ...]:
     if advice.one_node:
         questions[f"On one node of {cluster.devices_per_node} devices?"] = advice.one_node
     if cluster.devices > 1:
-        questions[f"On all {cluster.devices:,} devices, {counted(cluster.nodes, 'node')}?"] = advice.whole_cluster
+        questions[f"On all {cluster.devices:,} devices, {counted(cluster.nodes, 'node')}?"] = (
+            advice.whole_cluster
+        )
     found, sentences = [], []
     if copy is not None:
         each = f"{copy.state_bytes / advice.problem.model.parameters:.3g} bytes per parameter"
         sentences.append(
-            f"One copy needs {size(copy.state_bytes)} for parameters, gradients and optimizer ({each}), and "
-            f"{size(copy.activation_bytes_whole)} for the activations of a sequence, "
-            f"{size(copy.activation_bytes_recomputed)} with full recompute; a device has "
-            f"{size(cluster.memory_bytes_per_device)}."
+            f"One copy needs {size(copy.state_bytes)} for parameters, gradients and optimizer"
+            f" ({each}), and {size(copy.activation_bytes_whole)} for the activations of a sequence,"
+            f" {size(copy.activation_bytes_recomputed)} with full recompute; a device has"
+            f" {size(cluster.memory_bytes_per_device)}."
         )
     for question, layouts in questions.items():
         sentences.append(_best(layouts, advice))
-        on_host = [bool(x.estimate and x.estimate.host_memory_bytes_per_rank) for x in layouts if x.fits]
+        on_host = [
+            bool(x.estimate and x.estimate.host_memory_bytes_per_rank) for x in layouts if x.fits
+        ]
         verdict = "no" if not on_host else "with the host's memory only" if all(on_host) else "yes"
-        found.append(Answer(question=question, answer=verdict, sentences=tuple(sentences), layouts=layouts))
+        found.append(
+            Answer(question=question, answer=verdict, sentences=tuple(sentences), layouts=layouts)
+        )
         sentences = []
     if chosen is not None:
         reasons = tuple(_why(advice, chosen))
-        return (*found, Answer(question="What then, and why?", answer=chosen.name, sentences=reasons))
+        return (
+            *found,
+            Answer(question="What then, and why?", answer=chosen.name, sentences=reasons),
+        )
     if copy is not None:
         devices = math.ceil(copy.state_bytes / cluster.memory_bytes_per_device)
         nodes = counted(math.ceil(devices / cluster.devices_per_node), "node")
-        sentences = [f"Parameters, gradients and optimizer alone fill {devices:,} such devices, {nodes}."]
+        sentences = [
+            f"Parameters, gradients and optimizer alone fill {devices:,} such devices, {nodes}."
+        ]
     return (*found, Answer(question="What then?", answer="more memory", sentences=tuple(sentences)))
 
 
@@ -317,7 +399,10 @@ def _best(layouts: Sequence[ParallelLayout], advice: Advice) -> str:
     if best.fits and best.estimate is not None:
         fitting = f"{sum(layout.fits for layout in layouts)} of {len(layouts)} layouts fit"
         first = "Fastest" if advice.trust.why_no_times is None else "First"
-        return f"{fitting}. {first}: {best.name}, {_named(best.estimate)}, {_peak(best.estimate, advice)}."
+        return (
+            f"{fitting}. {first}: {best.name}, {_named(best.estimate)},"
+            f" {_peak(best.estimate, advice)}."
+        )
     if known:
         smallest = min(known, key=attrgetter("peak_memory_bytes"))
         return f"The smallest recipe, {_named(smallest)}, needs {_peak(smallest, advice)}."
@@ -329,10 +414,17 @@ def _why(advice: Advice, chosen: ParallelLayout) -> Iterator[str]:
     fastest = advice.fastest
     if fastest is not None and fastest is not chosen and advice.trust.why_no_times is None:
         faster, kept = percent(speed(fastest) / speed(chosen) - 1), percent(WORTH_ITS_COMPLEXITY, 0)
-        yield f"{fastest.name} is estimated {faster} faster: at most the {kept} for which a plainer layout is kept."
+        yield (
+            f"{fastest.name} is estimated {faster} faster: at most the {kept} for which a plainer"
+            " layout is kept."
+        )
     if advice.tiling is not None:
         tiled, saved = advice.tiling.tiled, size(max(advice.tiling.saved_bytes, 0))
-        longer = "" if (slower := advice.tiling.slower) is None else f" and takes {percent(slower, 0)} longer"
+        longer = (
+            ""
+            if (slower := advice.tiling.slower) is None
+            else f" and takes {percent(slower, 0)} longer"
+        )
         levers = " ".join(tiled.recipe.words("lever"))
         yield f"With {levers} ({tiled.recipe_id}) it frees {saved}{longer}."
 
@@ -343,7 +435,10 @@ def _named(found: Estimate) -> str:
 
 def _peak(found: Estimate, advice: Advice) -> str:
     doubt = "" if found.fit in ("fits", "does not fit") else f" ({found.fit})"
-    return f"{gib(found.peak_memory_bytes)} of {gib(advice.problem.cluster.memory_bytes_per_device)} GiB{doubt}"
+    return (
+        f"{gib(found.peak_memory_bytes)} of {gib(advice.problem.cluster.memory_bytes_per_device)}"
+        f" GiB{doubt}"
+    )
 
 
 def _estimate(advice: Advice) -> Estimate | None:
@@ -354,9 +449,10 @@ def heading(advice: Advice) -> str:
     """Return the problem on one line."""
     problem, cluster = advice.problem, advice.problem.cluster
     return (
-        f"{problem.model.name}, {parameters(problem.model)}, {problem.precision}, "
-        f"global batch {problem.global_batch} x {problem.sequence_length:,} tokens, on {cluster.name}: "
-        f"{cluster.nodes:,} x {cluster.devices_per_node} devices of {gib(cluster.memory_bytes_per_device)} GiB"
+        f"{problem.model.name}, {parameters(problem.model)}, {problem.precision}, global batch"
+        f" {problem.global_batch} x {problem.sequence_length:,} tokens, on {cluster.name}:"
+        f" {cluster.nodes:,} x {cluster.devices_per_node} devices of"
+        f" {gib(cluster.memory_bytes_per_device)} GiB"
     )
 
 
@@ -368,17 +464,23 @@ def begin_with(advice: Advice) -> str | None:
     rates = ""
     if found.tokens_per_s is not None:
         rates = (
-            f"{thousands(found.tokens_per_s)} tokens/s (95 %: {RATE_BOUNDS.cell(found)}), MFU {percent(found.mfu)}, "
+            f"{thousands(found.tokens_per_s)} tokens/s (95 %: {RATE_BOUNDS.cell(found)}), MFU"
+            f" {percent(found.mfu)}, "
         )
     return f"{_named(found)}: {rates}{_peak(found, advice)}"
 
 
 def _beginnings(advice: Advice) -> tuple[str, ...]:
-    """Return the recommended recipe, and after it those of other groups; none where nothing fits."""
+    """Return the recommended recipe, and after it those of other groups; none where nothing
+    fits.
+    """
     if (begin := begin_with(advice)) is None:
         return ()
     others = ((one.problem.cluster.name, begin_with(one)) for one in advice.elsewhere)
-    return (begin, *(f"{name} instead: {its or 'nothing is estimated to fit'}" for name, its in others))
+    return (
+        begin,
+        *(f"{name} instead: {its or 'nothing is estimated to fit'}" for name, its in others),
+    )
 
 
 def commands(advice: Advice, file: str) -> dict[str, str]:
@@ -390,7 +492,10 @@ def commands(advice: Advice, file: str) -> dict[str, str]:
     words = (f"{key}={str(value).lower()}" for key, value in advice.choices.items())
     chosen = " ".join(["--campaign", quoted, *words])
     next_steps = {f"frontrunner explain {chosen}": "what its step and memory go to"}
-    if why_untraceable(found.recipe, advice.problem) is None and advice.problem.software.code is None:
+    if (
+        why_untraceable(found.recipe, advice.problem) is None
+        and advice.problem.software.code is None
+    ):
         next_steps[f"frontrunner dryrun {chosen}"] = "trace its memory"
     around = "the recipes around it" + (", once [space] lists it" if advice.lacking else "")
     return next_steps | {f"frontrunner plan {quoted}": around}
@@ -408,8 +513,15 @@ def as_document(advice: Advice, file: str) -> Mapping[str, object]:
 
 def in_words(advice: Advice, file: str) -> dict[str, object]:
     """Return the words of the advice for programs."""
-    said = [{"question": a.question, "answer": a.answer, "sentences": a.sentences} for a in answers(advice)]
-    document: dict[str, object] = {"about": heading(advice), "answers": said, "begin_with": begin_with(advice)}
+    said = [
+        {"question": a.question, "answer": a.answer, "sentences": a.sentences}
+        for a in answers(advice)
+    ]
+    document: dict[str, object] = {
+        "about": heading(advice),
+        "answers": said,
+        "begin_with": begin_with(advice),
+    }
     model = advice.problem.model
     document |= {"parameters": model.parameters, "active_parameters": model.active_parameters}
     return document | {"commands": list(commands(advice, file))}
@@ -417,7 +529,9 @@ def in_words(advice: Advice, file: str) -> dict[str, object]:
 
 _FIGURES: Mapping[str, Column[ParallelLayout]] = {
     column.key: column.of(
-        attrgetter("estimate") if column.key.startswith("peak") else lambda x: x.estimate if x.fits else None
+        attrgetter("estimate")
+        if column.key.startswith("peak")
+        else lambda x: x.estimate if x.fits else None
     )
     for column in (*FIGURES, RATE_BOUNDS, LIMIT)
 }
@@ -427,13 +541,16 @@ LAYOUTS: tuple[Column[ParallelLayout], ...] = (
     _FIGURES["tokens_per_s"],
     _FIGURES["tokens_per_s_bounds"],
     _FIGURES["peak_memory_bytes_max_rank"],
-    Column("host", "host GiB", lambda x: (x.estimate and x.estimate.host_memory_bytes_per_rank) or None, gib, drop=5,
+    Column("host", "host GiB",
+           lambda x: (x.estimate and x.estimate.host_memory_bytes_per_rank) or None, gib, drop=5,
            about="kept in the host's memory per device"),
     Column[Estimate]("traffic", "traffic", traffic_share, percent, drop=2,
-           about="share of a step spent waiting for other devices").of(lambda x: x.estimate if x.fits else None),
+           about="share of a step spent waiting for other devices").of(
+        lambda x: x.estimate if x.fits else None),
     replace(_FIGURES["limit"], drop=4),
     replace(RECIPE_ID.of(attrgetter("estimate")), drop=1),
-    words("describe", "in short", lambda x: x.estimate and x.estimate.recipe.describe(), drop=3, least=22),
+    words("describe", "in short", lambda x: x.estimate and x.estimate.recipe.describe(), drop=3,
+        least=22),
 )  # fmt: skip
 
 
@@ -470,7 +587,9 @@ def print_advice(advice: Advice, file: str | None = None) -> None:
         if answer.layouts:
             best = max(map(speed, answer.layouts))
             is_best = partial(lambda best, layout: 0 < speed(layout) == best, best)
-            table = column_table(None, LAYOUTS, answer.layouts, width=out.width - INDENT, bold=is_best)
+            table = column_table(
+                None, LAYOUTS, answer.layouts, width=out.width - INDENT, bold=is_best
+            )
             out.print(Padding(table, (0, 0, 0, INDENT), expand=False))
             for reason, names in _without_recipe(answer.layouts).items():
                 _say(f"{'; '.join(names)}: {reason}")

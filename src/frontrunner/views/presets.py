@@ -26,17 +26,26 @@ def print_presets(found: dict[str, dict[str, Table]]) -> None:
         _print_whole(*presets[0])
         return
     out = console()
-    models = column_table("models", MODELS, list(map(preset_model, preset_names("models"))), width=out.width)
+    models = column_table(
+        "models", MODELS, list(map(preset_model, preset_names("models"))), width=out.width
+    )
     clusters = ruled_table("clusters", "name", "device", *((head, "right") for head in CLUSTERS))
     for name in preset_names("clusters"):
         cluster = parse_cluster({"preset": name})
         links = cluster.links
-        ports = UNKNOWN if links.nic_gb_per_s is None else f"{links.nics_per_node} x {links.nic_gb_per_s:g}"
+        ports = (
+            UNKNOWN
+            if links.nic_gb_per_s is None
+            else f"{links.nics_per_node} x {links.nic_gb_per_s:g}"
+        )
         rates = (_rate(links.pair_gb_per_s), _rate(links.node_gb_per_s), ports)
         clusters.add_row(name, cluster.device, str(cluster.devices_per_node), *rates)
     devices = ruled_table("devices", "name", *((head, "right") for head in DEVICES))
     for name, table in catalogue("devices").items():
-        peaks = (_rate(table["peak_tflops"].get(precision)) for precision in ("fp8", "bf16", "fp16", "fp32"))
+        peaks = (
+            _rate(table["peak_tflops"].get(precision))
+            for precision in ("fp8", "bf16", "fp16", "fp32")
+        )
         sizes = (f"{table['memory_gib_per_device']:g}", f"{table['memory_gb_per_s']:,g}")
         devices.add_row(name, *sizes, *peaks, _rate(table.get("matmul_share")))
     for shown in (models, clusters, devices):
@@ -47,7 +56,9 @@ def print_presets(found: dict[str, dict[str, Table]]) -> None:
 
 
 def _heads(model: Model) -> str:
-    return f"{model.heads} / {model.kv_heads}" if model.kv_heads != model.heads else str(model.heads)
+    return (
+        f"{model.heads} / {model.kv_heads}" if model.kv_heads != model.heads else str(model.heads)
+    )
 
 
 def _experts(model: Model) -> str | None:
@@ -57,7 +68,13 @@ def _experts(model: Model) -> str | None:
 MODELS: tuple[Column[Model], ...] = (
     words("name", "name", attrgetter("name")),
     Column("parameters", "parameters", attrgetter("parameters"), count),
-    Column("active", "per token", lambda model: model.active_parameters if model.experts else None, count, drop=3),
+    Column(
+        "active",
+        "per token",
+        lambda model: model.active_parameters if model.experts else None,
+        count,
+        drop=3,
+    ),
     Column("layers", "layers", attrgetter("layers"), drop=1),
     Column("hidden", "hidden", attrgetter("hidden"), drop=1),
     Column("heads", "heads / groups", _heads, drop=4),
@@ -82,8 +99,13 @@ def _print_whole(name: str, table: Table) -> None:
 
 
 def presets_by_kind(name: str | None) -> dict[str, dict[str, Table]]:
-    """Return the presets of each catalogue; those of one name, if it is given. Models have their counted parameters."""
-    kept = {kind: {own: table for own, table in catalogue(kind).items() if name in (None, own)} for kind in CATALOGUES}
+    """Return the presets of each catalogue; those of one name, if it is given. Models have their
+    counted parameters.
+    """
+    kept = {
+        kind: {own: table for own, table in catalogue(kind).items() if name in (None, own)}
+        for kind in CATALOGUES
+    }
     for own, table in kept["models"].items():
         model = preset_model(own)
         counts = {"parameters": model.parameters, "active_parameters": model.active_parameters}

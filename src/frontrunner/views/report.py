@@ -1,4 +1,6 @@
-"""Report of a campaign as one HTML file that needs no network and no other file, and its figures as pictures."""
+"""Report of a campaign as one HTML file that needs no network and no other file, and its figures as
+pictures.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,17 @@ from frontrunner.spaces.errors import (
 )
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.variants import AROUND
-from frontrunner.text import count, counted, minute, node_time, percent, plain, seconds, thousands, to_json
+from frontrunner.text import (
+    count,
+    counted,
+    minute,
+    node_time,
+    percent,
+    plain,
+    seconds,
+    thousands,
+    to_json,
+)
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import ranking_table
 from frontrunner.views.charts.marks import Chart, Collected, Missing, Table, collect
@@ -56,7 +68,9 @@ NUMBER = re.compile(r"-|[+-]?[\d.,]+(e[+-]?\d+)?( (%|s|ms))?")
 
 
 def environment(package: str, folder: str, **filters: Callable[..., Any]) -> Environment:
-    """Return templates: text is escaped and its control characters are shown, an undefined value is an error."""
+    """Return templates: text is escaped and its control characters are shown, an undefined value is
+    an error.
+    """
     require_extra("jinja2", "report", "writing HTML")
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -67,16 +81,25 @@ def environment(package: str, folder: str, **filters: Callable[..., Any]) -> Env
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: plain(value) if type(value) is str else value,  # not of what is escaped already
+        finalize=lambda value: (
+            plain(value) if type(value) is str else value
+        ),  # not of what is escaped already
     )
     found.filters |= {"json": to_json, **filters}
     return found
 
 
 def report_page(
-    collected: Collected, spec: CampaignSpec, charts: Mapping[str, Chart | Missing], *, store: str, server: str
+    collected: Collected,
+    spec: CampaignSpec,
+    charts: Mapping[str, Chart | Missing],
+    *,
+    store: str,
+    server: str,
 ) -> str:
-    """Return the whole page; `charts` are of `FIGURES`, by name; `store` or `server` is what commands name."""
+    """Return the whole page; `charts` are of `FIGURES`, by name; `store` or `server` is what
+    commands name.
+    """
     campaign, ranking, script = collected.campaign, collected.ranking, javascript()
     templates = environment("frontrunner", "views", marks=_marks, node_time=node_time)
     values: dict[str, Any] = {
@@ -98,19 +121,38 @@ def report_page(
         values["commands"] = commands(ranking[0].recipe_id, campaign.name, replays=replays, **where)
         values["fastest"] = ranking_table(ranking[:TOP])
     return templates.get_template("report.html").render(
-        campaign=campaign, ranking=ranking, failed=collected.failed, charts=charts, script=script, **values
+        campaign=campaign,
+        ranking=ranking,
+        failed=collected.failed,
+        charts=charts,
+        script=script,
+        **values,
     )
 
 
-def commands(recipe: str, campaign: str, *, replays: bool, store: str = "", server: str = "") -> dict[str, str]:
-    """Return the commands that take a recipe along, each with its purpose; they name the store, or the service."""
-    option, found = next((f" --{k} {shlex.quote(v)}" for k, v in (("server", server), ("store", store)) if v), ""), {}
+def commands(
+    recipe: str, campaign: str, *, replays: bool, store: str = "", server: str = ""
+) -> dict[str, str]:
+    """Return the commands that take a recipe along, each with its purpose; they name the store, or
+    the service.
+    """
+    option, found = (
+        next(
+            (f" --{k} {shlex.quote(v)}" for k, v in (("server", server), ("store", store)) if v), ""
+        ),
+        {},
+    )
     if server and replays:
-        found[f"frontrunner export {recipe} --to recipe --out {recipe}.json{option}"] = "keep it as a file"
+        found[f"frontrunner export {recipe} --to recipe --out {recipe}.json{option}"] = (
+            "keep it as a file"
+        )
         found[f"frontrunner replay {recipe}.json --steps 1000"] = "train with it"
     elif replays:
         train = f"frontrunner replay {recipe} --steps 1000"
-        found |= {train + option: "train with it", f"{train} --print-command{option}": "print the command of its ranks"}
+        found |= {
+            train + option: "train with it",
+            f"{train} --print-command{option}": "print the command of its ranks",
+        }
     found[f"frontrunner show {recipe} --campaign {campaign}{option}"] = "see why it ranks there"
     return found | {f"frontrunner explain {recipe}{option}": "see what its step and memory go to"}
 
@@ -124,52 +166,75 @@ def warnings(collected: Collected) -> Iterator[str]:
     first, *others = (row.standing for row in collected.ranking[:2])
     if first.is_noisy:
         yield (
-            f"The best recipe's step times spread by {percent(first.step_time_spread)}: measure again before relying "
-            "on small gaps."
+            f"The best recipe's step times spread by {percent(first.step_time_spread)}: measure"
+            " again before relying on small gaps."
         )
     if why := collected.ranking[0].doubts:
         yield f"The best recipe's figures may not be its own: {'; '.join(why)}."
     for second in others:
-        gap, spread = collected.ranking[1].gap_percent, 100 * max(first.step_time_spread, second.step_time_spread)
+        gap, spread = (
+            collected.ranking[1].gap_percent,
+            100 * max(first.step_time_spread, second.step_time_spread),
+        )
         if gap <= spread:
             yield (
-                f"The second recipe, {collected.ranking[1].recipe_id}, is {gap:.1f} % behind, within the spread of "
-                f"{spread:.1f} %: another measurement could reverse their order."
+                f"The second recipe, {collected.ranking[1].recipe_id}, is {gap:.1f} % behind,"
+                f" within the spread of {spread:.1f} %: another measurement could reverse their"
+                " order."
             )
     rough = int((collected.attempts.endings == ENDINGS.index(ProbeEnding.SLOWER)).sum())
     if rough:
         yield (
-            f"{counted(rough, 'probe')} ended early, clearly slower than the best recipe: the figures of "
-            "slow recipes are rough."
+            f"{counted(rough, 'probe')} ended early, clearly slower than the best recipe: the"
+            " figures of slow recipes are rough."
         )
     if not collected.problem.global_batch.is_fixed:
-        yield "The global batch is a range: recipes with other batches do not train the same mathematics."
+        yield (
+            "The global batch is a range: recipes with other batches do not train the same"
+            " mathematics."
+        )
 
 
 def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
-    """Return the facts under the best recipe: what was asked, what was done, and what is left to gain."""
+    """Return the facts under the best recipe: what was asked, what was done, and what is left to
+    gain.
+    """
     campaign, problem = collected.campaign, collected.problem
     model, cluster = problem.model, problem.cluster
     machines = "; ".join(_machine(one, problem.precision) for one in cluster.parts())
     kinds = Counter(ended.outcome for ended in collected.final_failures)
     failed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) or "none failed"
-    words = f"{collected.reused} recipes reused from earlier campaigns, " if collected.reused else ""
+    words = (
+        f"{collected.reused} recipes reused from earlier campaigns, " if collected.reused else ""
+    )
     spent = (
-        f"{len(collected.attempts) - collected.reused} probes, {words}{node_time(campaign.node_seconds_spent)}, "
-        f"{seconds(campaign.driver_seconds)} of driving"
+        f"{len(collected.attempts) - collected.reused} probes,"
+        f" {words}{node_time(campaign.node_seconds_spent)}, {seconds(campaign.driver_seconds)} of"
+        " driving"
     )
     if campaign.figures == IMPORTED:
         spent = "nothing here: the table's rows were measured elsewhere"
     facts = {
-        "model": f"{model.name}: {count(model.parameters)} parameters, {model.layers} layers of width {model.hidden:,}",
-        "problem": f"sequences of {problem.sequence_length:,} tokens, global batch {problem.global_batch}, "
-        f"{problem.precision}",
+        "model": (
+            f"{model.name}: {count(model.parameters)} parameters, {model.layers} layers of width"
+            f" {model.hidden:,}"
+        ),
+        "problem": (
+            f"sequences of {problem.sequence_length:,} tokens, global batch {problem.global_batch},"
+            f" {problem.precision}"
+        ),
         "machine": f"{cluster.name}: {machines}" if cluster.group else machines,
-        "search": f"{campaign.strategy} over {campaign.legal_recipes:,} legal recipes, seed {spec.search.seed}",
+        "search": (
+            f"{campaign.strategy} over {campaign.legal_recipes:,} legal recipes, seed"
+            f" {spec.search.seed}"
+        ),
         "tried": f"{collected.ranked} recipes measured, {failed}",
         "budget": ", ".join(map(str, collected.limits)) or "no limit",
         "spent": spent,
-        "dates": f"begun {minute(campaign.created_at)} UTC, last changed {minute(campaign.updated_at)} UTC",
+        "dates": (
+            f"begun {minute(campaign.created_at)} UTC, last changed"
+            f" {minute(campaign.updated_at)} UTC"
+        ),
     }
     if collected.outlook is not None:
         facts["left to gain"] = outlook_in_words(outlook_of(collected.outlook)[0])
@@ -186,7 +251,13 @@ def _machine(cluster: Cluster, precision: str) -> str:
 def _marks(table: Table) -> list[str]:
     columns = list(zip(*table.rows, strict=True)) or [()] * len(table.header)
     return [
-        "number" if all(map(NUMBER.fullmatch, column)) else "words" if max(map(len, column)) > LONG_WORDS else ""
+        (
+            "number"
+            if all(map(NUMBER.fullmatch, column))
+            else "words"
+            if max(map(len, column)) > LONG_WORDS
+            else ""
+        )
         for column in columns
     ]
 
@@ -204,7 +275,9 @@ class Reported:
     _locks: dict[tuple[str, ...], Lock] = field(default_factory=dict)
 
     def once(self, key: tuple[str, ...], make: Callable[[], T]) -> T:
-        """Return what `make` returned the first time; others who ask for it at the same time wait for that."""
+        """Return what `make` returned the first time; others who ask for it at the same time wait
+        for that.
+        """
         with self._locks.setdefault(key, Lock()):
             if key not in self._made:
                 self._made[key] = make()
@@ -217,13 +290,17 @@ class Reported:
         return self.once(("chart", name), lambda: draw(self.collected))
 
     def chart_json(self, name: str) -> str:
-        """Return one of `FIGURES` for charts.js: what to read in it, and its specification, null if it is not drawn."""
+        """Return one of `FIGURES` for charts.js: what to read in it, and its specification, null if
+        it is not drawn.
+        """
 
         def made() -> str:
             found = self.chart(name)
             if isinstance(found, Missing):
                 return to_json({"reading": f"Not drawn: {found.reason}", "spec": None})
-            return to_json({"reading": " ".join((found.reading, *found.remarks)), "spec": found.spec})
+            return to_json(
+                {"reading": " ".join((found.reading, *found.remarks)), "spec": found.spec}
+            )
 
         return self.once(("json", name), made)
 
@@ -236,8 +313,12 @@ class NotDrawn:
     reason: str
 
 
-def reported(store: Store, campaign: str | None, surveys: MutableMapping[str, Survey] | None = None) -> Reported:
-    """Read what a campaign's report needs; `surveys` caches surveys of spaces by the text of their campaign."""
+def reported(
+    store: Store, campaign: str | None, surveys: MutableMapping[str, Survey] | None = None
+) -> Reported:
+    """Read what a campaign's report needs; `surveys` caches surveys of spaces by the text of their
+    campaign.
+    """
     record = store.campaign(campaign)
     spec = stored_spec(record)
     cache = {} if surveys is None else surveys
@@ -248,10 +329,14 @@ def reported(store: Store, campaign: str | None, surveys: MutableMapping[str, Su
 
 
 def report_text(found: Reported, *, store: str = "", server: str = "") -> str:
-    """Return a campaign as one self-contained HTML page; raise `InvalidInput` if vl-convert is not installed."""
+    """Return a campaign as one self-contained HTML page; raise `InvalidInput` if vl-convert is not
+    installed.
+    """
     require_installed()
     charts = {name: found.chart(name) for name in FIGURES}
-    charts = {name: one for name, one in charts.items() if not isinstance(one, Missing) or one.applies}
+    charts = {
+        name: one for name, one in charts.items() if not isinstance(one, Missing) or one.applies
+    }
     return report_page(found.collected, found.spec, charts, store=store, server=server)
 
 
@@ -263,9 +348,16 @@ def figure(found: Reported, name: str, kind: str) -> bytes | Missing:
     if isinstance(chart, Missing):
         return chart
     campaign, problem = found.collected.campaign, found.spec.problem
-    source = "" if campaign.figures == "measured" else f" ({campaign.figures})"  # comes first: long names are cut
-    title = f"{FIGURES[name][0]}{source}: {campaign.name}, {problem.model.name} on {problem.cluster.name}"
-    return found.once((kind, name), lambda: picture(chart.spec, kind, title=shorten(title, MOST_TITLE)))
+    source = (
+        "" if campaign.figures == "measured" else f" ({campaign.figures})"
+    )  # comes first: long names are cut
+    title = (
+        f"{FIGURES[name][0]}{source}: {campaign.name}, {problem.model.name} on"
+        f" {problem.cluster.name}"
+    )
+    return found.once(
+        (kind, name), lambda: picture(chart.spec, kind, title=shorten(title, MOST_TITLE))
+    )
 
 
 def save_pictures(
@@ -321,6 +413,8 @@ def not_drawn(name: str) -> str:
 
 def _require_known(name: str | None, kind: str | None) -> None:
     if name is not None and name not in FIGURES:
-        raise bad_value("--figure", name, f"one of {', '.join(FIGURES)}", hint=did_you_mean(name, FIGURES))
+        raise bad_value(
+            "--figure", name, f"one of {', '.join(FIGURES)}", hint=did_you_mean(name, FIGURES)
+        )
     if kind is not None and kind not in FORMATS:
         raise bad_value("--format", kind, f"one of {', '.join(FORMATS)}")

@@ -1,4 +1,6 @@
-"""Campaigns and recipes on the terminal: rankings, one recipe, one campaign, failures, imports and store checks."""
+"""Campaigns and recipes on the terminal: rankings, one recipe, one campaign, failures, imports and
+store checks.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ if TYPE_CHECKING:
     from frontrunner.results.pruning import Prunable
 
 MOST_PROBLEMS, MOST_REASONS, MOST_DISAGREEMENTS = 20, 12, 5
-PROBLEM = "{model}, {devices} x {device}, {sequence_length} tokens, batch {global_batch}, {precision}"
+PROBLEM = (
+    "{model}, {devices} x {device}, {sequence_length} tokens, batch {global_batch}, {precision}"
+)
 MOST_FOLDERS = 5
 MOST_NODES = 8
 MOST_CELL = 60
@@ -70,7 +74,9 @@ def print_survey(survey: Survey) -> None:
         for code, count, example in survey.refused_by_count():
             table.add_row(f"{count:,}", code, Text(example))
         out.print(table)
-    marked = Counter(survey.recipes.each(lambda recipe: tuple(marks(recipe, survey.problem))).tolist())
+    marked = Counter(
+        survey.recipes.each(lambda recipe: tuple(marks(recipe, survey.problem))).tolist()
+    )
     texts = {mark.code: mark.text for found in marked for mark in found}
     counts = Counter(dict.fromkeys(texts, 0))
     for found, recipes in marked.items():
@@ -87,7 +93,8 @@ def print_campaigns(summaries: Sequence[CampaignSummary]) -> None:
     else:
         out.say(
             located(
-                "no campaign; to list hidden ones too: frontrunner campaigns --all; to begin: frontrunner launch FILE"
+                "no campaign; to list hidden ones too: frontrunner campaigns --all; to begin:"
+                " frontrunner launch FILE"
             )
         )
 
@@ -110,7 +117,10 @@ def print_campaign(campaign: Campaign, *, state: str = "") -> None:
     out.say(f"problem   {problem_line(campaign)}")
     out.say(f"search    {campaign.strategy} over {campaign.legal_recipes:,} legal recipes")
     if campaign.figures != IMPORTED:
-        driving = f"{node_time(campaign.node_seconds_spent)} in probes, {seconds(campaign.driver_seconds)} of driving"
+        driving = (
+            f"{node_time(campaign.node_seconds_spent)} in probes,"
+            f" {seconds(campaign.driver_seconds)} of driving"
+        )
         out.say(f"spent     {driving}")
 
 
@@ -124,7 +134,10 @@ def problem_line(campaign: Campaign) -> str:
     """Return what a campaign's creator stated of its problem."""
     stated = {**campaign.problem_summary}
     groups: Any = stated.pop(GROUPS, {})
-    named = (f"{name} ({one['nodes']} x {one['devices_per_node']} {one['device']})" for name, one in groups.items())
+    named = (
+        f"{name} ({one['nodes']} x {one['devices_per_node']} {one['device']})"
+        for name, one in groups.items()
+    )
     words = [f"{key} {value}" for key, value in stated.items() if key != "figures"]
     return ", ".join([*words, *([f"groups {', '.join(named)}"] if groups else ())])
 
@@ -137,11 +150,20 @@ def print_status(status: Status) -> None:
     if status.driver_is_live:
         out.say(f"driven by {campaign.driver}")
     elif campaign.state == CampaignState.RUNNING:
-        out.say(located(f"its driver is gone; to continue: frontrunner resume {campaign.name}"), style="yellow")
+        out.say(
+            located(f"its driver is gone; to continue: frontrunner resume {campaign.name}"),
+            style="yellow",
+        )
     counts = ", ".join(f"{count} {state}" for state, count in status.trials.items() if count)
     out.say(f"recipes   {counts or 'none tried'} of {campaign.legal_recipes:,} legal")
-    if kinds := [f"{count} {kind}" for kind, count in status.failures.items() if kind is not FailureKind.LOST]:
-        more = located(f"  (frontrunner failures {campaign.name})") if status.trials[TrialState.FAILED] else ""
+    if kinds := [
+        f"{count} {kind}" for kind, count in status.failures.items() if kind is not FailureKind.LOST
+    ]:
+        more = (
+            located(f"  (frontrunner failures {campaign.name})")
+            if status.trials[TrialState.FAILED]
+            else ""
+        )
         out.say(f"failures  {', '.join(kinds)}{more}")
     if lost := status.failures.get(FailureKind.LOST):  # no failure of a recipe
         out.say(f"lost      {counted(lost, 'attempt')}, interrupted or withdrawn")
@@ -149,7 +171,9 @@ def print_status(status: Status) -> None:
         out.say(f"avoided   {node}", style="yellow")
     if status.best is not None:
         speed = thousands(status.best.standing.tokens_per_s)
-        out.say(f"best      {status.best.recipe_id}  {speed} tokens/s  {status.best.recipe.describe()}")
+        out.say(
+            f"best      {status.best.recipe_id}  {speed} tokens/s  {status.best.recipe.describe()}"
+        )
         _print_doubts(status.best)
     if status.outlook is not None:
         out.say(f"outlook   {outlook_in_words(outlook_of(status.outlook)[0])}")
@@ -171,7 +195,10 @@ def print_running(running: Running) -> None:
         out.say(f"          and {more:,} more")
     if running.driver is not None and running.limits:
         left = running.seconds_left
-        out.say(f"time left {'not known yet' if left is None else f'about {seconds(round(left))} at this pace'}")
+        out.say(
+            "time left"
+            f" {'not known yet' if left is None else f'about {seconds(round(left))} at this pace'}"
+        )
 
 
 def print_conclusion(conclusion: Conclusion) -> None:
@@ -191,7 +218,10 @@ def print_failures(failed: Sequence[FailedTrial]) -> None:
         out.say("nothing failed")
     for row in failed:
         tries = f" after {row.attempts} attempts" if row.attempts > 1 else ""
-        out.say((row.failure.kind, "bold red"), f"{tries}  {row.trial.recipe_id}  {row.trial.recipe.describe()}")
+        out.say(
+            (row.failure.kind, "bold red"),
+            f"{tries}  {row.trial.recipe_id}  {row.trial.recipe.describe()}",
+        )
         out.say(f"  {row.failure.message}")
         for line in row.failure.log_tail.splitlines()[-5:]:
             out.print(Text(f"  | {plain(line)}", style="dim"), overflow="ellipsis", no_wrap=True)
@@ -200,20 +230,33 @@ def print_failures(failed: Sequence[FailedTrial]) -> None:
 
 
 def print_import(found: Import) -> None:
-    """Print the campaigns that hold a table's rows, what was left out and why, and which rows disagree."""
+    """Print the campaigns that hold a table's rows, what was left out and why, and which rows
+    disagree.
+    """
     out = console()
     verb = "would be kept" if found.is_preview else "kept"
     out.say(f"{found.file}: {found.taken_rows:,} of {found.rows:,} rows {verb} in {found.store}")
     if found.problems:
-        is_wide = len(found.problems) == 1 or out.width >= WIDE  # the names of several describe the problem
+        is_wide = (
+            len(found.problems) == 1 or out.width >= WIDE
+        )  # the names of several describe the problem
         numbers = (("rows", "right"), ("recipes", "right"), ("failed", "right"))
-        table = ruled_table(None, ("campaign", "fold"), *([("problem", "fold")] if is_wide else []), *numbers)
+        table = ruled_table(
+            None, ("campaign", "fold"), *([("problem", "fold")] if is_wide else []), *numbers
+        )
         for row in found.problems[:MOST_PROBLEMS]:
             problem = [Text(plain(PROBLEM.format_map(row.problem)))] if is_wide else []
-            table.add_row(row.campaign, *problem, f"{row.rows:,}", f"{row.recipes:,}", f"{row.failed:,}")
+            table.add_row(
+                row.campaign, *problem, f"{row.rows:,}", f"{row.recipes:,}", f"{row.failed:,}"
+            )
         out.print(table)
         if len(found.problems) > MOST_PROBLEMS:
-            out.say(located(f"and {len(found.problems) - MOST_PROBLEMS:,} more campaigns: frontrunner campaigns"))
+            out.say(
+                located(
+                    f"and {len(found.problems) - MOST_PROBLEMS:,} more campaigns: frontrunner"
+                    " campaigns"
+                )
+            )
     if found.known_rows:
         out.say(f"already in the store, and not kept twice: {counted(found.known_rows, 'row')}")
     if found.left_out:
@@ -222,7 +265,10 @@ def print_import(found: Import) -> None:
             where = "" if left.first_row is None else f" (first: row {left.first_row})"
             out.say(f"  {left.rows:>5} x {left.reason}{where}")
         if len(found.left_out) > MOST_REASONS:
-            out.say(f"        and {len(found.left_out) - MOST_REASONS} more reasons (--json has them all)")
+            out.say(
+                f"        and {len(found.left_out) - MOST_REASONS} more reasons (--json has them"
+                " all)"
+            )
     if found.disagreeing:
         recipes = counted(len(found.disagreeing), "recipe")
         out.say(f"kept as repeats, though they differ by more than 25 %: the rows of {recipes}")
@@ -234,13 +280,19 @@ def print_import(found: Import) -> None:
 def print_check(found: Check) -> None:
     """Print what does not hold in a store, each with its first rows."""
     out = console()
-    read = f"{counted(found.campaigns, 'campaign')}, {counted(found.attempts, 'attempt')}, {found.rules} rules"
+    read = (
+        f"{counted(found.campaigns, 'campaign')}, {counted(found.attempts, 'attempt')},"
+        f" {found.rules} rules"
+    )
     out.say(f"{found.store}: {read}")
     for finding in found.findings:
         word = "BROKEN" if finding.is_fault else f"odd, {finding.odd_as}"
         out.say(f"{word}: {finding.says}: not so in {counted(finding.count, 'row')}")
         for row in finding.rows:
-            out.say("  " + ", ".join(f"{key} {plain(str(value))[:MOST_CELL]}" for key, value in row.items()))
+            out.say(
+                "  "
+                + ", ".join(f"{key} {plain(str(value))[:MOST_CELL]}" for key, value in row.items())
+            )
     if not found.findings:
         out.say("all hold")
 
@@ -250,7 +302,10 @@ def print_prunable(found: Sequence[Prunable], *, removed: bool) -> None:
     out = console()
     for part in found:
         rows = f"{counted(part.rows, 'row')} of the store, " if isinstance(part, Deleted) else ""
-        out.say(f"{part.campaign}: {rows}{counted(len(part.folders), 'run folder')}, {counted(part.bytes, 'byte')}")
+        out.say(
+            f"{part.campaign}: {rows}{counted(len(part.folders), 'run folder')},"
+            f" {counted(part.bytes, 'byte')}"
+        )
         for folder in part.folders[:MOST_FOLDERS]:
             out.say(f"  {folder}", whole=True)
         if len(part.folders) > MOST_FOLDERS:
@@ -270,30 +325,46 @@ FRONT: tuple[Column[OnFront], ...] = (
     *(column.of(attrgetter("ranked")) for column in COLUMNS if column.key in _FRONT_FIRST),
     Column("headroom_bytes", "headroom GiB", attrgetter("headroom_bytes"), gib),
     Column("nodes", "nodes", attrgetter("nodes"), "{:,}".format),
-    *(column.of(attrgetter("ranked")) for column in COLUMNS if column.key not in (*_FRONT_FIRST, "gap_percent")),
+    *(
+        column.of(attrgetter("ranked"))
+        for column in COLUMNS
+        if column.key not in (*_FRONT_FIRST, "gap_percent")
+    ),
 )
 
 
 def print_ranking(ranking: Sequence[RankedRecipe] | RankedRecipe, *, title: str = "") -> None:
     """Print ranked recipes, with a note where steps spread too far to trust the order."""
-    _print_rows(title, COLUMNS, [ranking] if isinstance(ranking, RankedRecipe) else ranking, lambda row: row)
+    _print_rows(
+        title, COLUMNS, [ranking] if isinstance(ranking, RankedRecipe) else ranking, lambda row: row
+    )
 
 
-def print_front(front: Sequence[OnFront], objectives: Sequence[str] = tuple(OBJECTIVE_VALUES)) -> None:
+def print_front(
+    front: Sequence[OnFront], objectives: Sequence[str] = tuple(OBJECTIVE_VALUES)
+) -> None:
     """Print a front, fastest first."""
     title = f"Pareto front of {' and '.join([', '.join(objectives[:-1]), objectives[-1]])}"
     _print_rows(title, FRONT, front, lambda row: row.ranked)
 
 
 def _print_rows(
-    title: str, columns: Sequence[Column[Row]], rows: Sequence[Row], ranked: Callable[[Row], RankedRecipe]
+    title: str,
+    columns: Sequence[Column[Row]],
+    rows: Sequence[Row],
+    ranked: Callable[[Row], RankedRecipe],
 ) -> None:
     out = console()
-    out.print(column_table(title, columns, rows, width=out.width, bold=lambda row: ranked(row).rank == 1))
+    out.print(
+        column_table(title, columns, rows, width=out.width, bold=lambda row: ranked(row).rank == 1)
+    )
     for origin in sorted({ranked(row).figures for row in rows}):
         print_origin(origin)
     if any(ranked(row).standing.is_noisy for row in rows):
-        out.say("! step times spread by more than 5 %: the order near such a row may change", style="dim")
+        out.say(
+            "! step times spread by more than 5 %: the order near such a row may change",
+            style="dim",
+        )
     for row in map(ranked, rows):
         _print_doubts(row)
 
@@ -304,7 +375,9 @@ def _print_doubts(row: RankedRecipe) -> None:
 
 
 def print_outlook(outlook: Outlook | None, limits: Sequence[Limit]) -> None:
-    """Print what is left to gain, where the strategy predicts it, and what is left of the budget."""
+    """Print what is left to gain, where the strategy predicts it, and what is left of the
+    budget.
+    """
     if outlook is None:
         return
     out = console()
@@ -321,12 +394,16 @@ def print_next_commands(
     replays: bool = True,
     elsewhere: bool = False,
 ) -> None:
-    """Print what to do next as commands to copy; `elsewhere` is whether another campaign measured the winner too."""
+    """Print what to do next as commands to copy; `elsewhere` is whether another campaign measured
+    the winner too.
+    """
     out, where = console(), f" --campaign {campaign}" if elsewhere else ""
     several = f" --objectives {','.join(objectives)}" if len(objectives) > 1 else ""
     commands = {
         f"frontrunner show {winner.recipe_id}{where}": "why it ranks first",
-        f"frontrunner pareto {campaign}{several}": "the front" if several else "speed against memory",
+        f"frontrunner pareto {campaign}{several}": (
+            "the front" if several else "speed against memory"
+        ),
     }
     if replays:
         commands[f"frontrunner replay {winner.recipe_id} --steps 200"] = "train with it"
@@ -347,7 +424,10 @@ def print_explanation(explanation: Explanation) -> None:
     out = console()
     recipe = explanation.recipe
     out.say((explanation.recipe_id, "bold"), f"  {recipe.describe()}")
-    out.say(f"engine {recipe.engine}, {recipe.devices} devices, global batch {recipe.global_batch_seqs} sequences")
+    out.say(
+        f"engine {recipe.engine}, {recipe.devices} devices, global batch {recipe.global_batch_seqs}"
+        " sequences"
+    )
     for appearance in explanation.appearances:
         _print_appearance(out, appearance)
 
@@ -360,9 +440,14 @@ def _print_appearance(out: Terminal, appearance: Appearance) -> None:
         out.say(f"rank {appearance.rank} of {appearance.ranked_recipes} by tokens/s")
         out.print(column_table(None, FIGURES, [appearance.standing], width=out.width))
         with_recompute = thousands(appearance.standing.hardware_tflops_per_device)
-        out.say(f"  {with_recompute} TFLOPS/device with what is computed a second time", style="dim")
+        out.say(
+            f"  {with_recompute} TFLOPS/device with what is computed a second time", style="dim"
+        )
         if appearance.mfu_megatron is not None:
-            out.say(f"  MFU {percent(appearance.mfu_megatron)} as Megatron-LM counts, attention halved", style="dim")
+            out.say(
+                f"  MFU {percent(appearance.mfu_megatron)} as Megatron-LM counts, attention halved",
+                style="dim",
+            )
     for place in ("above", "below"):
         if neighbor := getattr(appearance, place):
             out.say(f"  next {place}: {neighbor.recipe_id}, {against(neighbor, place)}")
@@ -370,8 +455,13 @@ def _print_appearance(out: Terminal, appearance: Appearance) -> None:
     for row in appearance.attempts:
         detail, where = _detail(row.outcome), row.nodes
         if where is not None:
-            detail.append(f"; on {', '.join(where.names[:MOST_NODES])}" + ", ..." * (len(where.names) > MOST_NODES))
-        table.add_row(f"{appearance.trial.number}.{row.attempt.number}", str(row.attempt.state), detail)
+            detail.append(
+                f"; on {', '.join(where.names[:MOST_NODES])}"
+                + ", ..." * (len(where.names) > MOST_NODES)
+            )
+        table.add_row(
+            f"{appearance.trial.number}.{row.attempt.number}", str(row.attempt.state), detail
+        )
     out.print(table)
     latest = next((row.provenance for row in reversed(appearance.attempts) if row.provenance), None)
     if latest is not None:
@@ -379,8 +469,14 @@ def _print_appearance(out: Terminal, appearance: Appearance) -> None:
         out.say(f"on {latest.host}, {latest.device}; {versions}", style="dim")
         out.say(f"command: {' '.join(latest.command_line)}", style="dim")
     measured = [row.outcome for row in appearance.attempts if isinstance(row.outcome, Measurement)]
-    if measured and (recorded := measured[-1].telemetry) is not None and recorded.attention is not None:
-        kernel = f"attention by {recorded.attention}" + (", S x S scores in memory" * (recorded.attention == "math"))
+    if (
+        measured
+        and (recorded := measured[-1].telemetry) is not None
+        and recorded.attention is not None
+    ):
+        kernel = f"attention by {recorded.attention}" + (
+            ", S x S scores in memory" * (recorded.attention == "math")
+        )
         out.say(f"ranks: {', '.join((kernel, *recorded.versions))}", style="dim")
 
 
@@ -392,12 +488,17 @@ def _detail(outcome: Measurement | Failure | None) -> Text:
     steps = " ".join(thousands(1000 * time) for time in outcome.step_times_s)
     ended = "" if outcome.ended is None else f"; {ENDINGS[outcome.ended]}"
     losses = f"; loss {outcome.losses[0]:.3f} to {outcome.losses[-1]:.3f}" if outcome.losses else ""
-    started = f"; built in {seconds(outcome.build_time_s)}, first step {seconds(outcome.first_step_time_s)}"
+    started = (
+        f"; built in {seconds(outcome.build_time_s)}, first step"
+        f" {seconds(outcome.first_step_time_s)}"
+    )
     above = outcome.memory_above_idle_bytes_max_rank
     needs = "" if above is None else f"; needs {mib(above)} MiB above an idle rank"
     doubts = (f"! {why}" for why in outcome.doubts)
     more = "".join(f"; {clause}" for clause in (expert_balance(outcome), *doubts) if clause)
-    return Text(f"steps {steps} ms{ended}{losses}{started}{needs}; {node_time(outcome.node_seconds)}{more}")
+    return Text(
+        f"steps {steps} ms{ended}{losses}{started}{needs}; {node_time(outcome.node_seconds)}{more}"
+    )
 
 
 def print_recipe(recipe: Recipe) -> None:
@@ -427,7 +528,13 @@ PREDICTIONS: tuple[Column[Predicted], ...] = (
     Column(
         "confirmed",
         "measured",
-        lambda row: thousands(row.confirmed.tokens_per_s) if row.confirmed else "failed" if row.failed else None,
+        lambda row: (
+            thousands(row.confirmed.tokens_per_s)
+            if row.confirmed
+            else "failed"
+            if row.failed
+            else None
+        ),
     ),
     Column("error", "off by", attrgetter("error"), lambda error: f"{100 * error:+.1f} %", drop=2),
     *(replace(column, drop=column.drop + 1) for column in RECIPE[1:]),
@@ -435,13 +542,19 @@ PREDICTIONS: tuple[Column[Predicted], ...] = (
 
 
 def print_predictions(scale: SmallScale) -> None:
-    """Print the predicted ranking with what was confirmed of it; nothing where nothing is predicted yet."""
+    """Print the predicted ranking with what was confirmed of it; nothing where nothing is predicted
+    yet.
+    """
     if not scale.predicted:
         return
     out = console()
     title = f"{scale.campaign}: predicted tokens/s on {scale.nodes} nodes"
     best = scale.predicted[0]
-    out.print(column_table(title, PREDICTIONS, scale.predicted, width=out.width, bold=lambda row: row is best))
+    out.print(
+        column_table(
+            title, PREDICTIONS, scale.predicted, width=out.width, bold=lambda row: row is best
+        )
+    )
     print_origin(scale.figures)
     for line in scale_lines(scale):
         out.say(line)
@@ -450,27 +563,44 @@ def print_predictions(scale: SmallScale) -> None:
 def print_prediction(scale: SmallScale) -> None:
     """Print what a campaign predicts of one recipe, in two lines."""
     (one,) = scale.predicted
-    came = f"measured {thousands(one.confirmed.tokens_per_s)} there" if one.confirmed else "not measured there"
+    came = (
+        f"measured {thousands(one.confirmed.tokens_per_s)} there"
+        if one.confirmed
+        else "not measured there"
+    )
     out = console()
     out.say(
-        f"predicted  {thousands(one.tokens_per_s)} tokens/s on {scale.nodes} nodes (95 %: {interval(one)}), "
-        f"{percent(one.chance, 0)} to run: {'failed there' if one.failed else came}; campaign {scale.campaign}"
+        f"predicted  {thousands(one.tokens_per_s)} tokens/s on {scale.nodes} nodes (95 %:"
+        f" {interval(one)}), {percent(one.chance, 0)} to run:"
+        f" {'failed there' if one.failed else came}; campaign {scale.campaign}"
     )
-    out.say(f"           {one.recipe_id}  {one.recipe.describe()}, from campaign {scale.small}: {scale.scale}")
+    out.say(
+        f"           {one.recipe_id}  {one.recipe.describe()}, from campaign {scale.small}:"
+        f" {scale.scale}"
+    )
 
 
 def scale_lines(scale: SmallScale) -> tuple[str, ...]:
-    """Return what is measured small, what is predicted large with its error, and what is confirmed."""
-    small = plain(f"measured   {scale.small_measured} recipes on fewer nodes: campaign {scale.small}, {scale.scale}")
+    """Return what is measured small, what is predicted large with its error, and what is
+    confirmed.
+    """
+    small = plain(
+        f"measured   {scale.small_measured} recipes on fewer nodes: campaign {scale.small},"
+        f" {scale.scale}"
+    )
     if not scale.predicted:
         return small, f"predicted  nothing yet for {scale.nodes} nodes"
     best, many = scale.predicted[0], f"{len(scale.predicted)} predictions"
     confirmed = f"none of {many}"
     if scale.mean_error is not None:
-        confirmed = f"{len(scale.confirmed)} of {many}, off by {percent(scale.mean_error)} on average"
+        confirmed = (
+            f"{len(scale.confirmed)} of {many}, off by {percent(scale.mean_error)} on average"
+        )
     return (
         small,
-        f"predicted  best on {scale.nodes} nodes: {best.recipe_id}  {thousands(best.tokens_per_s)} tokens/s "
-        f"(95 %: {interval(best)})",
+        (
+            f"predicted  best on {scale.nodes} nodes: {best.recipe_id} "
+            f" {thousands(best.tokens_per_s)} tokens/s (95 %: {interval(best)})"
+        ),
         f"confirmed  {confirmed}",
     )

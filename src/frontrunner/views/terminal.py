@@ -1,4 +1,6 @@
-"""Output on a terminal, and the same as HTML in a notebook. Results go to stdout, in color where it is a terminal."""
+"""Output on a terminal, and the same as HTML in a notebook. Results go to stdout, in color where it
+is a terminal.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,12 @@ class Terminal(Console):
     """Console for lines of literal text: no markup, no control characters."""
 
     def say(self, *parts: str | tuple[str, str], style: str = "", whole: bool = False) -> None:
-        """Print a line; a part may be (text, style). A terminal wraps it between words unless it is to stay `whole`."""
-        shown = (plain(part) if isinstance(part, str) else (plain(part[0]), part[1]) for part in parts)
+        """Print a line; a part may be (text, style). A terminal wraps it between words unless it is
+        to stay `whole`.
+        """
+        shown = (
+            plain(part) if isinstance(part, str) else (plain(part[0]), part[1]) for part in parts
+        )
         self.print(Text.assemble(*shown, style=style), soft_wrap=whole or not self.is_terminal)
 
 
@@ -42,24 +48,39 @@ def console() -> Terminal:
     if recording is not None:
         return recording
     found = Terminal(highlight=False)
-    return found if found.is_terminal or "COLUMNS" in os.environ else Terminal(highlight=False, width=PIPED_WIDTH)
+    return (
+        found
+        if found.is_terminal or "COLUMNS" in os.environ
+        else Terminal(highlight=False, width=PIPED_WIDTH)
+    )
 
 
 @contextmanager
 def recorded() -> Iterator[Callable[[], str]]:
-    """Record what is printed to `console()` inside, and yield a function that returns it as HTML."""
+    """Record what is printed to `console()` inside, and yield a function that returns it as
+    HTML.
+    """
     recording = Terminal(
-        record=True, file=io.StringIO(), width=PIPED_WIDTH, highlight=False, force_jupyter=False, color_system=None
+        record=True,
+        file=io.StringIO(),
+        width=PIPED_WIDTH,
+        highlight=False,
+        force_jupyter=False,
+        color_system=None,
     )
     token = _RECORDING.set(recording)
     try:
-        yield lambda: recording.export_html(inline_styles=True, code_format=f'<pre style="{PRE}">{{code}}</pre>')
+        yield lambda: recording.export_html(
+            inline_styles=True, code_format=f'<pre style="{PRE}">{{code}}</pre>'
+        )
     finally:
         _RECORDING.reset(token)
 
 
 def ruled_table(title: str | None = None, *columns: str | tuple[str, str]) -> Table:
-    """Return a table with a line below its heads and none around; a column may be (title, "right", "fold" or both)."""
+    """Return a table with a line below its heads and none around; a column may be (title, "right",
+    "fold" or both).
+    """
     table = Table(
         title=title,
         title_justify="left",
@@ -70,7 +91,10 @@ def ruled_table(title: str | None = None, *columns: str | tuple[str, str]) -> Ta
     )
     for column in columns:
         head, kind = column if isinstance(column, tuple) else (column, "")
-        justify, overflow = "right" if "right" in kind else "left", "fold" if "fold" in kind else "ellipsis"
+        justify, overflow = (
+            "right" if "right" in kind else "left",
+            "fold" if "fold" in kind else "ellipsis",
+        )
         table.add_column(head, justify=justify, no_wrap="fold" not in kind, overflow=overflow)  # type: ignore[arg-type]
     return table
 
@@ -91,7 +115,9 @@ def column_table(
     width: int,
     bold: Callable[[Row], bool] = lambda _: False,
 ) -> Table:
-    """Return the rows as a table of at most `width` characters, if the columns that are always kept allow it."""
+    """Return the rows as a table of at most `width` characters, if the columns that are always kept
+    allow it.
+    """
     filled = used(columns, rows)
     cells, widths = [], []
     for column in filled:

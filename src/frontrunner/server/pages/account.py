@@ -1,4 +1,6 @@
-"""Pages of who is let in: sign in and out, accept an invitation, one's own account, the users of the service."""
+"""Pages of who is let in: sign in and out, accept an invitation, one's own account, the users of
+the service.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +56,17 @@ def _let_in(service: Service, caller: Caller, response: Response) -> Response:
 
 @router.get("/login")
 def login(request: Request, service: ServiceOf, code: Code = "") -> Response:
-    """Turn a one-time code into a cookie; a page continues, as browsers would not send the cookie after a redirect."""
+    """Turn a one-time code into a cookie; a page continues, as browsers would not send the cookie
+    after a redirect.
+    """
     if "code" not in request.query_params:
         return HTMLResponse(sign_in_page(request.scope, place="/"))
     caller = service.links.spend(code)
     if caller is None:
-        raise Forbidden("this link was used already, or has expired", hint="`frontrunner serve` prints a new one")
+        raise Forbidden(
+            "this link was used already, or has expired",
+            hint="`frontrunner serve` prints a new one",
+        )
     return _let_in(service, caller, HTMLResponse(CONTINUE))
 
 
@@ -68,9 +75,13 @@ def sign_in(request: Request, service: ServiceOf, form: FormOf) -> Response:
     """Turn a token into a cookie, and go on to the page that was wanted."""
     caller = service.access.caller_of(token=form.get("token", ""))
     if caller is None:
-        text = sign_in_page(request.scope, problem="This token is not valid.", place=form.get("place", "/"))
+        text = sign_in_page(
+            request.scope, problem="This token is not valid.", place=form.get("place", "/")
+        )
         return HTMLResponse(text, status_code=401)
-    return _let_in(service, caller, RedirectResponse(own_place(form.get("place", "/")), status_code=303))
+    return _let_in(
+        service, caller, RedirectResponse(own_place(form.get("place", "/")), status_code=303)
+    )
 
 
 @router.post("/logout")
@@ -80,16 +91,22 @@ def sign_out(request: Request, service: ServiceOf) -> Response:
     if cookie is not None:
         service.access.sign_out(cookie)
     gone = RedirectResponse("/login", status_code=303)
-    gone.delete_cookie(service.access.cookie, httponly=True, samesite="strict", secure=service.settings.behind_tls)
+    gone.delete_cookie(
+        service.access.cookie, httponly=True, samesite="strict", secure=service.settings.behind_tls
+    )
     return gone
 
 
 @router.get("/join")
 def invitation(service: ServiceOf, code: Code = "") -> Response:
-    """Ask whoever opens an invitation to accept it: programs that look at links in messages do not."""
+    """Ask whoever opens an invitation to accept it: programs that look at links in messages do
+    not.
+    """
     name = service.access.tokens.invited(code)
     if name is None:
-        raise Forbidden("this invitation was used already, or has expired", hint="ask for a new one")
+        raise Forbidden(
+            "this invitation was used already, or has expired", hint="ask for a new one"
+        )
     return page("join.html", here="/login", name=name, code=code)
 
 
@@ -131,7 +148,13 @@ def remove(request: Request, service: ServiceOf, caller: CallerOf, form: FormOf)
 
 
 def _account(
-    request: Request, service: Service, caller: Caller, *, token: str = "", invited: str = "", link: str = ""
+    request: Request,
+    service: Service,
+    caller: Caller,
+    *,
+    token: str = "",
+    invited: str = "",
+    link: str = "",
 ) -> Response:
     """Return the page of an account, with a new token or an invitation if one was made."""
     with acting_for(caller.name):

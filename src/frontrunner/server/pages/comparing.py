@@ -1,4 +1,6 @@
-"""The page that compares campaigns, or recipes, side by side: what differs in their problems first."""
+"""The page that compares campaigns, or recipes, side by side: what differs in their problems
+first.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ from frontrunner.server.service import CachedRoute, Service, ServiceOf, without_
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NotFound, bad_value
 from frontrunner.views.charts.campaign import courses
 from frontrunner.views.charts.recipe import steps_beside
-from frontrunner.views.comparison import DIFFERENT_ORIGINS, DIFFERENT_PROBLEMS, compare_campaigns, compare_recipes
+from frontrunner.views.comparison import (
+    DIFFERENT_ORIGINS,
+    DIFFERENT_PROBLEMS,
+    compare_campaigns,
+    compare_recipes,
+)
 
 router = APIRouter(route_class=CachedRoute)
 MOST_NAMES = 200
@@ -34,13 +41,17 @@ def compared(
     campaign: Several = [],  # noqa: B006 - FastAPI copies it
     recipe: Several = [],  # noqa: B006
 ) -> Response:
-    """Campaigns, or recipes (of one campaign), side by side; without either, the forms to choose them."""
+    """Campaigns, or recipes (of one campaign), side by side; without either, the forms to choose
+    them.
+    """
     store = service.store
     names, recipes = [name for name in campaign if name], [one for one in recipe if one]
     within = names[0] if len(names) == 1 and recipes else None
     problem = ""
     values: dict[str, Any] = {}
-    nothing = dict.fromkeys(("sides", "table", "shared", "total", "courses", "steps", "beside", "layouts"))
+    nothing = dict.fromkeys(
+        ("sides", "table", "shared", "total", "courses", "steps", "beside", "layouts")
+    )
     try:
         if recipes:
             values = _recipes(store, recipes, within)
@@ -80,7 +91,9 @@ def _campaigns(service: Service, names: Sequence[str]) -> dict[str, Any]:
     bests: dict[str, Breakdown] = {}
     for side in sides:
         if side.best is not None:
-            _add_breakdown(bests, side.campaign.name, explain(store, side.best.recipe_id, side.campaign.name))
+            _add_breakdown(
+                bests, side.campaign.name, explain(store, side.best.recipe_id, side.campaign.name)
+            )
     return {
         "sides": sides,
         "table": compare_campaigns(sides),
@@ -103,7 +116,9 @@ def _recipes(store: Store, ids: Sequence[str], within: str | None) -> dict[str, 
 
 
 def _add_breakdown(parts: dict[str, Breakdown], named: str, found: Explanation) -> None:
-    """Add the breakdown of a recipe as its first appearance has it, unless the formulas do not cover it."""
+    """Add the breakdown of a recipe as its first appearance has it, unless the formulas do not
+    cover it.
+    """
     lead = replace(found, appearances=found.appearances[:1])
     with suppress(FrontrunnerError):
         problem = stored_spec(lead.appearances[0].campaign).problem.at(found.recipe)

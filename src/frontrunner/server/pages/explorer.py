@@ -1,4 +1,6 @@
-"""The explorer: all recipes of a campaign in one table, linked with figures; what it shows is in its address."""
+"""The explorer: all recipes of a campaign in one table, linked with figures; what it shows is in
+its address.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ from frontrunner.views.columns import COLUMNS, RECIPE_ID, Column, used, why, wor
 
 router = APIRouter(route_class=CachedRoute)
 A_PAGE, MOST_VALUES, MOST_PINNED, MOST_DRAWN, MOST_FADED = 50, 20, 12, 1500, 400
-"""Rows of a page, values of a choice that are offered, pinned recipes, and lines that are drawn, met or not."""
+"""Rows of a page, values of a choice that are offered, pinned recipes, and lines that are drawn,
+met or not.
+"""
 MOST_PARAMETERS = 400
 RANGES: Mapping[str, tuple[str, float]] = {
     "tokens_per_s": ("tokens/s", 1.0),
@@ -52,13 +56,23 @@ RANGES: Mapping[str, tuple[str, float]] = {
     "mfu": ("MFU, %", 0.01),
     "peak_memory_bytes_max_rank": ("peak GiB", float(GIB)),
 }
-"""The figures by which recipes are filtered and drawn: their titles, and what one of the shown unit is."""
+"""The figures by which recipes are filtered and drawn: their titles, and what one of the shown unit
+is.
+"""
 FROM, TO = "_from", "_to"
 SORT, SHOW, PIN, PAGE = "sort", "columns", "pin", "page"
-HIDDEN_AT_FIRST = ("rank", "step_time_spread", "model_tflops_per_device", "repeats", "memory_above_idle_bytes_max_rank")
+HIDDEN_AT_FIRST = (
+    "rank",
+    "step_time_spread",
+    "model_tflops_per_device",
+    "repeats",
+    "memory_above_idle_bytes_max_rank",
+)
 
 TABLE: dict[str, Column[ExploredRecipe]] = {
-    column.key: column.of(attrgetter("ranked")) for column in COLUMNS if column.key not in ("layout", "batch")
+    column.key: column.of(attrgetter("ranked"))
+    for column in COLUMNS
+    if column.key not in ("layout", "batch")
 }
 TABLE |= {
     RECIPE_ID.key: RECIPE_ID,
@@ -98,7 +112,9 @@ def column_of(name: str) -> Column[ExploredRecipe]:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What the explorer shows, as its address states it: `values` and `ranges` by name, as they are typed."""
+    """What the explorer shows, as its address states it: `values` and `ranges` by name, as they are
+    typed.
+    """
 
     campaign: str
     values: Mapping[str, tuple[str, ...]]
@@ -117,7 +133,12 @@ class View:
         found: dict[str, list[str]] = {}
         for name, text in given[:MOST_PARAMETERS]:
             if name not in known:
-                raise bad_value("parameter", name, "a choice, a figure or a column", hint=did_you_mean(name, known))
+                raise bad_value(
+                    "parameter",
+                    name,
+                    "a choice, a figure or a column",
+                    hint=did_you_mean(name, known),
+                )
             found.setdefault(name, []).extend(text.split(",") if name not in ends else [text])
         sort = (found.get(SORT) or [RANK])[-1]
         if sort.removeprefix("-") not in (*choices, *FIGURES, RANK, NUMBER, "gap_percent"):
@@ -125,11 +146,22 @@ class View:
         columns = tuple(name for name in dict.fromkeys(found.get(SHOW, ())) if name)
         for name in columns:
             if name not in TABLE and name not in choices:
-                raise bad_value(SHOW, name, "names of choices and figures", hint=did_you_mean(name, [*TABLE, *choices]))
+                raise bad_value(
+                    SHOW,
+                    name,
+                    "names of choices and figures",
+                    hint=did_you_mean(name, [*TABLE, *choices]),
+                )
         return cls(
             campaign=campaign,
-            values={name: texts for name in choices if (texts := tuple(filter(None, found.get(name, ()))))},
-            ranges={name: _number(name, found[name][-1]) for name in ends if any(found.get(name, ()))},
+            values={
+                name: texts
+                for name in choices
+                if (texts := tuple(filter(None, found.get(name, ()))))
+            },
+            ranges={
+                name: _number(name, found[name][-1]) for name in ends if any(found.get(name, ()))
+            },
             sort=sort,
             columns=columns,
             pins=tuple(dict.fromkeys(filter(None, found.get(PIN, ()))))[:MOST_PINNED],
@@ -137,12 +169,20 @@ class View:
         )
 
     def query(self, **changes: Any) -> str:
-        """Return the query of this view with changes; whatever else changes begins again at the first page."""
+        """Return the query of this view with changes; whatever else changes begins again at the
+        first page.
+        """
         changed = replace(self, **({"page": 1} | changes))
-        given: dict[str, str] = {name: ",".join(texts) for name, texts in changed.values.items() if texts}
+        given: dict[str, str] = {
+            name: ",".join(texts) for name, texts in changed.values.items() if texts
+        }
         given |= {name: f"{number:g}" for name, number in changed.ranges.items()}
         given |= {SORT: changed.sort} if changed.sort != RANK else {}
-        given |= {name: ",".join(texts) for name, texts in ((SHOW, changed.columns), (PIN, changed.pins)) if texts}
+        given |= {
+            name: ",".join(texts)
+            for name, texts in ((SHOW, changed.columns), (PIN, changed.pins))
+            if texts
+        }
         given |= {PAGE: str(changed.page)} if changed.page > 1 else {}
         return urlencode(given, safe=",", quote_via=quote)
 
@@ -152,7 +192,9 @@ class View:
         return f"/campaigns/{self.campaign}/recipes" + (f"?{query}" if query else "")
 
     def sorted_by(self, name: str) -> str:
-        """Return the address with the table in the order of a column; in reverse where it is in that order."""
+        """Return the address with the table in the order of a column; in reverse where it is in
+        that order.
+        """
         first = f"-{name}" if name in RANGES or name in FIGURES else name
         turned = first.removeprefix("-") if first.startswith("-") else f"-{name}"
         return self.address(sort=turned if self.sort == first else first)
@@ -162,13 +204,19 @@ class View:
         kept = tuple(one for one in self.values.get(name, ()) if value and one != value)
         return self.address(
             values=dict(self.values) | {name: kept},
-            ranges={end: number for end, number in self.ranges.items() if end not in (name + FROM, name + TO)},
+            ranges={
+                end: number
+                for end, number in self.ranges.items()
+                if end not in (name + FROM, name + TO)
+            },
         )
 
     def with_pin(self, recipe_id: str) -> str:
         """Return the address with a recipe pinned, or no longer."""
         kept = tuple(one for one in self.pins if one != recipe_id)
-        return self.address(pins=kept if recipe_id in self.pins else (*self.pins, recipe_id), page=self.page)
+        return self.address(
+            pins=kept if recipe_id in self.pins else (*self.pins, recipe_id), page=self.page
+        )
 
     def wanted(self, columns: Trials) -> Wanted:
         """Return the filters in the terms of the columns."""
@@ -178,7 +226,11 @@ class View:
         }
         ranges = {
             name: tuple(
-                None if (end := self.ranges.get(name + word)) is None else _widened(end * unit, word)
+                (
+                    None
+                    if (end := self.ranges.get(name + word)) is None
+                    else _widened(end * unit, word)
+                )
                 for word in (FROM, TO)
             )
             for name, (_, unit) in RANGES.items()
@@ -204,7 +256,9 @@ def _number(name: str, text: str, *, least: float = 0.0) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Explored:
-    """A campaign with its trials as columns, the view that is asked for, and which trials that is."""
+    """A campaign with its trials as columns, the view that is asked for, and which trials that
+    is.
+    """
 
     campaign: Campaign
     spec: CampaignSpec
@@ -219,7 +273,9 @@ class Explored:
         columns = attempts_of(service.store, campaign).trials
         view = View.of(name, request.query_params.multi_items(), columns.axes)
         masks = columns.masks(view.wanted(columns))
-        return cls(campaign=campaign, spec=stored_spec(campaign), columns=columns, view=view, masks=masks)
+        return cls(
+            campaign=campaign, spec=stored_spec(campaign), columns=columns, view=view, masks=masks
+        )
 
     @property
     def met(self) -> Mask:
@@ -230,7 +286,9 @@ class Explored:
     def rows(self) -> Rows:
         """The trials that meet all filters, in the order of the table."""
         by, descending = self.view.sort.removeprefix("-"), self.view.sort.startswith("-")
-        return self.columns.ordered(self.met, RANK if by == "gap_percent" else by, descending=descending)
+        return self.columns.ordered(
+            self.met, RANK if by == "gap_percent" else by, descending=descending
+        )
 
 
 def _pinned(columns: Trials, pins: Sequence[str]) -> list[int]:
@@ -241,8 +299,12 @@ def _pinned(columns: Trials, pins: Sequence[str]) -> list[int]:
 
 
 def _at_first(columns: Trials) -> tuple[str, ...]:
-    """Return the columns of an address that names none: what differs between recipes, and the main figures."""
-    figures = [name for name in TABLE if name not in (RECIPE_ID.key, NUMBER, OUTCOME, "attempts", "why")]
+    """Return the columns of an address that names none: what differs between recipes, and the main
+    figures.
+    """
+    figures = [
+        name for name in TABLE if name not in (RECIPE_ID.key, NUMBER, OUTCOME, "attempts", "why")
+    ]
     outcome = [OUTCOME] if columns.axes[OUTCOME].varies else []
     return (*columns.varied, *outcome, *(name for name in figures if name not in HIDDEN_AT_FIRST))
 
@@ -272,11 +334,13 @@ def explorer(request: Request, service: ServiceOf, name: CampaignName) -> Respon
         total=len(columns),
         matching=len(rows),
         pages=pages,
-        facets=[_facet(one, columns.axes[one], counts[one], view) for one in _filtered(columns, view)],
+        facets=[_facet(one, columns.axes[one], counts[one], view) for one in _filtered(columns,
+            view)],
         ranges=[(one, title, view.ranges.get(one + FROM), view.ranges.get(one + TO))
                 for one, (title, _) in RANGES.items() if _has(columns, one)],
         columns=chosen if view.columns else used(chosen, items),
-        offered=[column_of(one) for one in (NUMBER, *columns.varied, OUTCOME, *TABLE) if one != RECIPE_ID.key],
+        offered=[column_of(one) for one in (NUMBER, *columns.varied, OUTCOME,
+            *TABLE) if one != RECIPE_ID.key],
         sortable={*columns.axes, *FIGURES, RANK, NUMBER, "gap_percent"},
         label_of=label,
         python=_python(view, service.settings.seen_by(request)),
@@ -288,7 +352,9 @@ def _has(columns: Trials, figure: str) -> bool:
 
 
 def _filtered(columns: Trials, view: View) -> list[str]:
-    """Return the choices that are offered as filters: those in which trials differ, and those filtered by."""
+    """Return the choices that are offered as filters: those in which trials differ, and those
+    filtered by.
+    """
     return [name for name, axis in columns.axes.items() if axis.varies or name in view.values]
 
 
@@ -302,10 +368,15 @@ def _facet(name: str, axis: Axis, counts: Sequence[int], view: View) -> dict[str
 
 def _python(view: View, server: str) -> str:
     """Return the lines that ask the same of the service in Python, as far as its API filters."""
-    alone = {name: texts[0] for name, texts in view.values.items() if len(texts) == 1 and name in DIMENSIONS}
+    alone = {
+        name: texts[0]
+        for name, texts in view.values.items()
+        if len(texts) == 1 and name in DIMENSIONS
+    }
     words = {"yes": "True", "no": "False"}
     asked = "".join(
-        f", {name}={words.get(text, text if text.isdigit() else repr(text))}" for name, text in alone.items()
+        f", {name}={words.get(text, text if text.isdigit() else repr(text))}"
+        for name, text in alone.items()
     )
     return "\n".join(
         (
@@ -322,15 +393,20 @@ def _python(view: View, server: str) -> str:
 
 @router.get("/campaigns/{name}/recipes/points")
 def points(request: Request, service: ServiceOf, name: CampaignName) -> Response:
-    """Return what explorer.js draws: the axes, and a sample of the recipes that are met, and of the others."""
+    """Return what explorer.js draws: the axes, and a sample of the recipes that are met, and of the
+    others.
+    """
     found = Explored.of(service, name, request)
     columns, view, met = found.columns, found.view, found.met
     drawn = columns.sample(np.flatnonzero(met), MOST_DRAWN)
     pins = np.array(_pinned(columns, view.pins), dtype=np.intp)
-    rows = np.unique(np.concatenate([drawn, columns.sample(np.flatnonzero(~met), MOST_FADED), pins]))
+    rows = np.unique(
+        np.concatenate([drawn, columns.sample(np.flatnonzero(~met), MOST_FADED), pins])
+    )
     names = [one for one in _filtered(columns, view) if one != OUTCOME]
     axes: list[dict[str, Any]] = [
-        {"name": one, "label": label(one), "values": [shown(value) for value in columns.axes[one].values],
+        {"name": one, "label": label(one),
+            "values": [shown(value) for value in columns.axes[one].values],
          "at": columns.axes[one].places[rows].tolist(), "chosen": view.values.get(one)}
         for one in names
     ]  # fmt: skip
@@ -339,7 +415,10 @@ def points(request: Request, service: ServiceOf, name: CampaignName) -> Response
         numbers, known = columns.figures[one] / unit, np.isfinite(columns.figures[one])
         if known.any():
             ends = [float(numbers[known].min()), float(numbers[known].max())]
-            at = [None if math.isnan(number) else float(f"{number:.6g}") for number in numbers[rows].tolist()]
+            at = [
+                None if math.isnan(number) else float(f"{number:.6g}")
+                for number in numbers[rows].tolist()
+            ]
             chosen = [view.ranges.get(one + FROM), view.ranges.get(one + TO)]
             axes.append({"name": one, "label": title, "ends": ends, "at": at, "chosen": chosen})
     cluster, outcome = found.spec.problem.cluster, columns.axes[OUTCOME]
@@ -353,7 +432,10 @@ def points(request: Request, service: ServiceOf, name: CampaignName) -> Response
         "matching": int(met.sum()),
         "drawn": len(drawn),
         "limits": [
-            {"gib": one.memory_bytes_per_device / GIB, "device": f"device of {one.name}" if cluster.group else "device"}
+            {
+                "gib": one.memory_bytes_per_device / GIB,
+                "device": f"device of {one.name}" if cluster.group else "device",
+            }
             for one in cluster.parts()
         ],
     }
@@ -376,11 +458,14 @@ async def as_csv(request: Request, service: ServiceOf, name: CampaignName) -> Re
             (rank or "" for rank in columns.ranks[rows].tolist()),
             *([shown(axis.values[place]) for place in axis.places[rows].tolist()]
               for axis in (columns.axes[OUTCOME], *axes.values())),
-            *(["" if math.isnan(number) else f"{number:.10g}" for number in columns.figures[one][rows].tolist()]
+            *(["" if math.isnan(number) else f"{number:.10g}" for number
+               in columns.figures[one][rows].tolist()]
               for one in FIGURES),
         ]  # fmt: skip
         writer.writerows(itertools.zip_longest(*parts))
         return text.getvalue()
 
     headers = {"content-disposition": f'attachment; filename="{name}.csv"'}
-    return Response(await service.slowly(written), media_type="text/csv; charset=utf-8", headers=headers)
+    return Response(
+        await service.slowly(written), media_type="text/csv; charset=utf-8", headers=headers
+    )

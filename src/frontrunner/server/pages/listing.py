@@ -1,4 +1,6 @@
-"""The list of campaigns, whose address states what it shows; and the page that labels, renames or deletes one."""
+"""The list of campaigns, whose address states what it shows; and the page that labels, renames or
+deletes one.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,15 @@ A_PAGE, POLL_S = 50, 5
 MOST_CHARACTERS = 200
 Digest = Annotated[str, Query(max_length=64)]
 ALL: dict[str, Column[CampaignSummary]] = {column.key: column for column in CAMPAIGNS}
-COLUMNS = ("name", "state", "model", "best_tokens_per_s", "best_mfu", "node_seconds_spent", "created_at")
+COLUMNS = (
+    "name",
+    "state",
+    "model",
+    "best_tokens_per_s",
+    "best_mfu",
+    "node_seconds_spent",
+    "created_at",
+)
 """The columns by which the list is sorted."""
 FILTERS: dict[str, Callable[[CampaignSummary], Sequence[str]]] = {
     "state": lambda row: (row.state_in_words,),
@@ -70,11 +80,17 @@ class View:
     @classmethod
     def of(cls, request: Request) -> View:
         """Read an address; raise `InvalidInput` for what is not known."""
-        given = {key: value[:MOST_CHARACTERS] for key, value in request.query_params.items() if key != "seen"}
+        given = {
+            key: value[:MOST_CHARACTERS]
+            for key, value in request.query_params.items()
+            if key != "seen"
+        }
         known = list(vars(cls()))
         for key in given:
             if key not in known:
-                raise bad_value("parameter", key, f"one of {', '.join(known)}", hint=did_you_mean(key, known))
+                raise bad_value(
+                    "parameter", key, f"one of {', '.join(known)}", hint=did_you_mean(key, known)
+                )
         sort, number = given.get("sort") or cls.sort, given.get("page") or "1"
         if sort.removeprefix("-") not in COLUMNS:
             raise bad_value("sort", sort, f"one of {', '.join(COLUMNS)}, after a - to descend")
@@ -84,10 +100,16 @@ class View:
         return cls(**texts, hidden=bool(given.get("hidden")), sort=sort, page=int(number))
 
     def query(self, **changes: Any) -> str:
-        """Return the query of this view with changes; whatever else changes begins again at the first page."""
+        """Return the query of this view with changes; whatever else changes begins again at the
+        first page.
+        """
         changed = vars(replace(self, **({"page": 1} | changes)))
         plain = vars(View())
-        given = {key: "yes" if value is True else value for key, value in changed.items() if value != plain[key]}
+        given = {
+            key: "yes" if value is True else value
+            for key, value in changed.items()
+            if value != plain[key]
+        }
         return urlencode(given, quote_via=quote)
 
     def address(self, path: str = "/", **changes: Any) -> str:
@@ -96,7 +118,9 @@ class View:
         return path + (f"?{query}" if query else "")
 
     def sorted_by(self, key: str) -> str:
-        """Return the address with the list in the order of a column; in reverse where it is in that order."""
+        """Return the address with the list in the order of a column; in reverse where it is in that
+        order.
+        """
         first = key if ALL[key].is_number is False and key != "created_at" else f"-{key}"
         turned = first.removeprefix("-") if first.startswith("-") else f"-{key}"
         return self.address(sort=turned if self.sort == first else first)
@@ -129,7 +153,9 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A campaign of the list with how far it is, None for an imported one, and how its best rose, as an SVG path."""
+    """A campaign of the list with how far it is, None for an imported one, and how its best rose,
+    as an SVG path.
+    """
 
     campaign: CampaignSummary
     progress: Limit | None
@@ -145,7 +171,12 @@ def all_campaigns(request: Request, service: ServiceOf, role: RoleOf) -> Respons
     offered = {
         key: found
         for key, values in FILTERS.items()
-        if len(found := sorted({text for row in known for text in values(row)} | {getattr(view, key)} - {""})) > 1
+        if len(
+            found := sorted(
+                {text for row in known for text in values(row)} | {getattr(view, key)} - {""}
+            )
+        )
+        > 1
         or (found and (key == "tag" or getattr(view, key)))
     }
     return page(
@@ -161,7 +192,9 @@ def all_campaigns(request: Request, service: ServiceOf, role: RoleOf) -> Respons
 
 
 @router.get("/campaigns")
-def campaigns_live(request: Request, service: ServiceOf, role: RoleOf, seen: Digest = "") -> Response:
+def campaigns_live(
+    request: Request, service: ServiceOf, role: RoleOf, seen: Digest = ""
+) -> Response:
     """The list as it is now; nothing (204) if the page shows that already."""
     view = View.of(request)
     listed = _list(service, role, view, service.store.campaigns())
@@ -171,7 +204,9 @@ def campaigns_live(request: Request, service: ServiceOf, role: RoleOf, seen: Dig
     return HTMLResponse(listed["live"] + listed["listed"], headers=headers)
 
 
-def _list(service: Service, role: Role, view: View, known: Sequence[CampaignSummary]) -> dict[str, Markup]:
+def _list(
+    service: Service, role: Role, view: View, known: Sequence[CampaignSummary]
+) -> dict[str, Markup]:
     met = view.ordered([row for row in known if view.meets(row)])
     pages = max(1, math.ceil(len(met) / A_PAGE))
     view = replace(view, page=min(view.page, pages))
@@ -180,7 +215,11 @@ def _list(service: Service, role: Role, view: View, known: Sequence[CampaignSumm
     records = service.store.records([row.id for row in shown])
     listed = render(
         "campaigns_list.html",
-        lines=[_line(service.store, row, records[row.id], courses[row.id]) for row in shown if row.id in records],
+        lines=[
+            _line(service.store, row, records[row.id], courses[row.id])
+            for row in shown
+            if row.id in records
+        ],
         view=view,
         pages=pages,
         met=len(met),
@@ -203,11 +242,18 @@ def _line(store: Store, row: CampaignSummary, record: Campaign, course: Course) 
     if points:
         first, top = thousands(course.best[0][1]), thousands(course.best[-1][1])
         words = f"best so far over {row.outcomes:,} outcomes: from {first} to {top} tokens/s"
-    return Line(campaign=row, progress=_progress(store, row, record, course), path=path and f"{path}H100", words=words)
+    return Line(
+        campaign=row,
+        progress=_progress(store, row, record, course),
+        path=path and f"{path}H100",
+        words=words,
+    )
 
 
 def _progress(store: Store, row: CampaignSummary, record: Campaign, course: Course) -> Limit:
-    """Return the limit of the budget that is used most, or how many of the legal recipes have an outcome."""
+    """Return the limit of the budget that is used most, or how many of the legal recipes have an
+    outcome.
+    """
     budget = stored_budget(record)
     spent = Spent(
         probes=max(0, record.outcomes - course.reused),
@@ -216,7 +262,9 @@ def _progress(store: Store, row: CampaignSummary, record: Campaign, course: Cour
     )
     limits = spent.limits(replace(budget, cost=None))
     if budget.cost is not None:
-        with suppress(StoreUnusable):  # what the nodes cost is known of a specification that this version can read
+        with suppress(
+            StoreUnusable
+        ):  # what the nodes cost is known of a specification that this version can read
             limits = budget_used(store, record)
     tried = Limit(name="recipes", used=row.outcomes, allowed=max(1, row.legal_recipes))
     return max(limits, key=attrgetter("share"), default=tried)

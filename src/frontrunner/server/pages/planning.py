@@ -30,12 +30,23 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.server.auth import Role
 from frontrunner.server.pages.rendering import macro, page, render, static_file
 from frontrunner.server.pages.steps import Variant, drawn_in
-from frontrunner.server.requests import STEP_DIMENSIONS, CampaignBody, campaign_from, campaign_table, parsed
+from frontrunner.server.requests import (
+    STEP_DIMENSIONS,
+    CampaignBody,
+    campaign_from,
+    campaign_table,
+    parsed,
+)
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, ServiceOf, from_validation
 from frontrunner.server.settings import KINDS
 from frontrunner.spaces import presets
 from frontrunner.spaces.cluster import MOST_DEVICES, PRECISIONS
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NothingLegal, campaign_name_from
+from frontrunner.spaces.errors import (
+    FrontrunnerError,
+    InvalidInput,
+    NothingLegal,
+    campaign_name_from,
+)
 from frontrunner.spaces.model import ACTIVATIONS, POSITIONS
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.variants import choices_of
@@ -43,7 +54,15 @@ from frontrunner.text import to_json
 from frontrunner.views.charts.cut import cut
 from frontrunner.views.charts.recipe import memory_bars, step_bars
 from frontrunner.views.charts.scaling import scaling_curve
-from frontrunner.views.columns import ESTIMATES, FIGURES, MEMORY_BOUNDS, RATE_BOUNDS, STEP_BOUNDS, Column, used
+from frontrunner.views.columns import (
+    ESTIMATES,
+    FIGURES,
+    MEMORY_BOUNDS,
+    RATE_BOUNDS,
+    STEP_BOUNDS,
+    Column,
+    used,
+)
 from frontrunner.views.plan import MAY_NOT_FIT, SCALING, TIGHT
 
 router = APIRouter(route_class=CachedRoute)
@@ -54,14 +73,23 @@ MOST_STAGES, MOST_STAGE_COUNTS = 64, 8
 MOST_CHARACTERS = 32
 MOST_CAMPAIGN_CHARACTERS = 100_000
 Name = Annotated[str, Field(max_length=64)]
-MESSAGE = re.compile(r"(?:model|cluster|problem)\.(?:links\.)?(\w+) = .*?: expected (.*)", re.DOTALL)
+MESSAGE = re.compile(
+    r"(?:model|cluster|problem)\.(?:links\.)?(\w+) = .*?: expected (.*)", re.DOTALL
+)
 SECTION = re.compile(r"\b(?:model|cluster|problem)\.(?=[a-z])")
-NO_NAME = {"site": "this machine", "trainer": "frontrunner's own", "data": "the built-in text", "table": "none"}
+NO_NAME = {
+    "site": "this machine",
+    "trainer": "frontrunner's own",
+    "data": "the built-in text",
+    "table": "none",
+}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Form field for the key `name` of a `section`; without a `default`, an empty one counts as the preset's."""
+    """Form field for the key `name` of a `section`; without a `default`, an empty one counts as the
+    preset's.
+    """
 
     name: str
     section: str
@@ -120,14 +148,29 @@ PROBLEM = Group(
     ),
 )
 GROUPS = (MODEL, CLUSTER, PROBLEM)
-ENTRIES = {entry.name: entry for group in GROUPS for entry in (group.preset, *group.entries) if entry is not None}
+ENTRIES = {
+    entry.name: entry
+    for group in GROUPS
+    for entry in (group.preset, *group.entries)
+    if entry is not None
+}
 ON_COUNTS: tuple[Column[ScalingRow], ...] = (
-    *(column for column in SCALING if column.key in ("nodes", "devices", "recipe_id", "tokens_per_s")),
+    *(
+        column
+        for column in SCALING
+        if column.key in ("nodes", "devices", "recipe_id", "tokens_per_s")
+    ),
     RATE_BOUNDS.of(attrgetter("best")),
     *(
         column
         for column in SCALING
-        if column.key in ("tokens_per_s_per_device", "efficiency", "peak_memory_bytes_max_rank", "node_hours")
+        if column.key
+        in (
+            "tokens_per_s_per_device",
+            "efficiency",
+            "peak_memory_bytes_max_rank",
+            "node_hours",
+        )
     ),
     Column("fit", "fit", lambda row: row, "{0.fitting:,} of {0.legal:,}".format),
 )
@@ -142,7 +185,9 @@ DEFAULTS = {name: entry.default for name, entry in ENTRIES.items() if entry.defa
 
 @dataclass(frozen=True, kw_only=True)
 class PlanForm:
-    """Fields as typed, their campaign (None with errors), errors by field, and what empty fields count as."""
+    """Fields as typed, their campaign (None with errors), errors by field, and what empty fields
+    count as.
+    """
 
     typed: Mapping[str, str]
     spec: CampaignSpec | None
@@ -151,7 +196,9 @@ class PlanForm:
 
 
 def read_form(given: Mapping[str, str]) -> PlanForm:
-    """Read the form as it was sent; a field that needs a value is an error if sent empty, a default if not sent."""
+    """Read the form as it was sent; a field that needs a value is an error if sent empty, a default
+    if not sent.
+    """
     typed = {name: text.strip()[:MOST_CHARACTERS] for name, text in given.items() if text.strip()}
     errors = {name: "expected a value" for name in DEFAULTS if name in given and name not in typed}
     for name, text in typed.items():
@@ -166,15 +213,30 @@ def read_form(given: Mapping[str, str]) -> PlanForm:
         except FrontrunnerError as error:
             found = MESSAGE.match(error.message)
             is_of_field = found is not None and found[1] in ENTRIES
-            errors = {found[1]: SECTION.sub("", found[2])} if found and is_of_field else {"": error.message}
+            errors = (
+                {found[1]: SECTION.sub("", found[2])}
+                if found and is_of_field
+                else {"": error.message}
+            )
     return PlanForm(typed=typed, spec=spec, errors=errors, placeholders=_placeholders(typed))
 
 
 def _placeholders(typed: Mapping[str, str]) -> dict[str, str]:
     named = {name: typed.get(name, "") for name in ("model", "cluster")}
-    chosen = {name: text if text in ENTRIES[name].options else str(DEFAULTS[name]) for name, text in named.items()}
-    model, cluster = presets.model_preset(chosen["model"]), presets.cluster_preset(chosen["cluster"])
-    found = {"kv_heads": "as heads", "ffn_hidden": "4 x hidden", "activation": "gelu", "positions": "rotary"}
+    chosen = {
+        name: text if text in ENTRIES[name].options else str(DEFAULTS[name])
+        for name, text in named.items()
+    }
+    model, cluster = (
+        presets.model_preset(chosen["model"]),
+        presets.cluster_preset(chosen["cluster"]),
+    )
+    found = {
+        "kv_heads": "as heads",
+        "ffn_hidden": "4 x hidden",
+        "activation": "gelu",
+        "positions": "rotary",
+    }
     found |= model | cluster | cluster["links"] | {"code": FRONTRUNNER.name}
     found["tied_embeddings"] = "yes" if model.get("tied_embeddings") else "no"
     found["memory_gib_per_device"] = "the device's"
@@ -189,26 +251,44 @@ def _value(text: str | int) -> Any:
 
 
 def planned_campaign(typed: Mapping[str, str]) -> CampaignSpec:
-    """Return the campaign whose space the page plans: the usual choices, with what was typed over the presets."""
+    """Return the campaign whose space the page plans: the usual choices, with what was typed over
+    the presets.
+    """
     return parse_campaign(_planned_table(typed), default_name="plan", base=Path.cwd()).spec
 
 
 def _planned_table(typed: Mapping[str, str]) -> dict[str, Table]:
-    of: dict[str, Table] = {"model": {}, "cluster": {}, "links": {}, "problem": {}, "software": {}, "": {}}
+    of: dict[str, Table] = {
+        "model": {},
+        "cluster": {},
+        "links": {},
+        "problem": {},
+        "software": {},
+        "": {},
+    }
     for name, text in (DEFAULTS | dict(typed)).items():
         of[ENTRIES[name].section][name] = _value(text)
     custom = {"name": "custom"}
-    model = {**presets.model_preset(of[""]["model"]), **of["model"]} | (custom if of["model"] else {})
+    model = {**presets.model_preset(of[""]["model"]), **of["model"]} | (
+        custom if of["model"] else {}
+    )
     if model.get("positions", "rotary") == "rotary":
         model.pop("max_positions", None)  # of a preset with learned ones
     cluster = presets.cluster_preset(of[""]["cluster"])
     device = str(of[""].get("device", cluster["device"]))
     is_custom = bool(of["links"]) or len(of["cluster"]) > 1 or device != cluster["device"]
     if device != cluster["device"]:
-        cluster = {**presets.device_preset(device), **{key: cluster[key] for key in ("devices_per_node", "links")}}
+        cluster = {
+            **presets.device_preset(device),
+            **{key: cluster[key] for key in ("devices_per_node", "links")},
+        }
     cluster = {**cluster, **of["cluster"], "links": {**cluster["links"], **of["links"]}}
     layers = model["layers"]
-    even = [one for one in range(1, MOST_STAGES + 1) if isinstance(layers, int) and layers and layers % one == 0]
+    even = [
+        one
+        for one in range(1, MOST_STAGES + 1)
+        if isinstance(layers, int) and layers and layers % one == 0
+    ]
     even.sort(key=lambda stages: (stages.bit_count() > 1, stages))  # powers of two first
     return {
         "model": model,
@@ -228,14 +308,19 @@ def _planned_table(typed: Mapping[str, str]) -> dict[str, Table]:
 
 
 def campaign_text(typed: Mapping[str, str], recipe: Recipe | None) -> str:
-    """Return a campaign file that searches what the page plans, or (with a recipe) measures that alone."""
+    """Return a campaign file that searches what the page plans, or (with a recipe) measures that
+    alone.
+    """
     table = _planned_table(typed)
     spec = parse_campaign(table, default_name="plan", base=Path.cwd()).spec
     cluster, named = spec.problem.cluster, spec.problem.model.name
     name = campaign_name_from(
         "-".join([named, cluster.name, str(cluster.nodes), *([recipe.layout()] if recipe else [])])
     )
-    for section, presets_of in (("model", presets.model_preset), ("cluster", presets.cluster_preset)):
+    for section, presets_of in (
+        ("model", presets.model_preset),
+        ("cluster", presets.cluster_preset),
+    ):
         chosen = str(typed.get(section, DEFAULTS[section]))
         of_preset = presets_of(chosen)
         more = {"nodes": cluster.nodes} if section == "cluster" else {}
@@ -246,8 +331,15 @@ def campaign_text(typed: Mapping[str, str], recipe: Recipe | None) -> str:
         table["space"] = {key: [choices[key]] for key in table["space"]}
     table["search"] = {"strategy": "guided" if recipe is None else "exhaustive"}
     table["budget"] = {"probes": PROBES if recipe is None else 1}
-    rehearsal = 'evaluator = "simulated"  # a rehearsal by formulas; without this line probes train on the cluster'
-    return written(f'name = "{name}"\n{rehearsal}', table, {"budget": {"probes": "at most, failed ones included"}})
+    rehearsal = (
+        'evaluator = "simulated"  # a rehearsal by formulas; without this line probes train on the'
+        " cluster"
+    )
+    return written(
+        f'name = "{name}"\n{rehearsal}',
+        table,
+        {"budget": {"probes": "at most, failed ones included"}},
+    )
 
 
 def _answer(form: PlanForm, spec: CampaignSpec) -> Markup:
@@ -255,7 +347,11 @@ def _answer(form: PlanForm, spec: CampaignSpec) -> Markup:
         plan = plan_of(spec)
     except NothingLegal as error:
         return render("launch_checked.html", error=error)
-    found, problem, rows = _on_other_counts(spec), spec.problem, list(enumerate(plan.fastest(TOP), start=1))
+    found, problem, rows = (
+        _on_other_counts(spec),
+        spec.problem,
+        list(enumerate(plan.fastest(TOP), start=1)),
+    )
     return render(
         "plan_answer.html",
         query=urlencode(form.typed),
@@ -269,20 +365,26 @@ def _answer(form: PlanForm, spec: CampaignSpec) -> Markup:
         why_doubtful=MAY_NOT_FIT,
         fits_on=next((row.nodes for row in found.strong if row.best is not None), None),
         rows=rows,
-        columns=[column for column in used(ESTIMATES, rows) if column.key != "model_tflops_per_device"],
+        columns=[
+            column for column in used(ESTIMATES, rows) if column.key != "model_tflops_per_device"
+        ],
         cut=cut(rows[0][1].recipe, problem.cluster, layers=problem.model.layers) if rows else None,
     )
 
 
 def _on_other_counts(spec: CampaignSpec) -> Scaling:
-    """Return the what-if table; if nothing fits on any of its counts, they are doubled until something does."""
+    """Return the what-if table; if nothing fits on any of its counts, they are doubled until
+    something does.
+    """
     cluster = spec.problem.cluster
     most = min(MOST_DEVICES // cluster.devices_per_node, MOST_FACTOR * cluster.nodes)
     counts = sorted({max(1, int(cluster.nodes * factor)) for factor in FACTORS})
     found = scaling(spec.space, spec.problem, [count for count in counts if count <= most])
     more = 2 * counts[-1]
     while more <= most and not any(row.best for row in found.strong):
-        found = replace(found, strong=found.strong + scaling(spec.space, spec.problem, [more]).strong)
+        found = replace(
+            found, strong=found.strong + scaling(spec.space, spec.problem, [more]).strong
+        )
         more *= 2
     return found
 
@@ -305,17 +407,25 @@ async def plan_answer(request: Request, service: ServiceOf) -> Response:
     if spec is None:
         return HTMLResponse(errors, headers={"HX-Reswap": "none"})
     answer = await service.slowly(lambda: _answer(form, spec))
-    return HTMLResponse(answer + errors, headers={"HX-Replace-Url": f"/plan?{urlencode(form.typed)}"})
+    return HTMLResponse(
+        answer + errors, headers={"HX-Replace-Url": f"/plan?{urlencode(form.typed)}"}
+    )
 
 
-def _chosen(request: Request, others: Sequence[str] = ()) -> tuple[PlanForm, CampaignSpec, dict[str, str]]:
-    """Return the form of a request, its campaign, and what else it names: a `recipe` by its id, and `others`."""
+def _chosen(
+    request: Request, others: Sequence[str] = ()
+) -> tuple[PlanForm, CampaignSpec, dict[str, str]]:
+    """Return the form of a request, its campaign, and what else it names: a `recipe` by its id, and
+    `others`.
+    """
     given = dict(request.query_params)
     more = {key: given.pop(key) for key in ("recipe", *others) if key in given}
     form = read_form(given)
     if form.spec is None:
         field, message = next(iter(form.errors.items()))
-        raise InvalidInput(f"{field}: {message}" if field else message, hint="correct it on the page Plan")
+        raise InvalidInput(
+            f"{field}: {message}" if field else message, hint="correct it on the page Plan"
+        )
     return form, form.spec, more
 
 
@@ -325,7 +435,9 @@ def _recipe(spec: CampaignSpec, recipe_id: str | None) -> Recipe:
         return recipe_by_id(spec, recipe_id)
     fastest = plan_of(spec).fastest(1)
     if not fastest:
-        raise NothingLegal("no recipe of the plan is estimated to fit", hint="more nodes, or shorter sequences")
+        raise NothingLegal(
+            "no recipe of the plan is estimated to fit", hint="more nodes, or shorter sequences"
+        )
     return fastest[0].recipe
 
 
@@ -387,7 +499,9 @@ async def plan_step(request: Request, service: ServiceOf) -> Response:
 def plan_fields(request: Request, name: Literal["model", "cluster"]) -> Response:
     """The fields under a preset, which show its values if they are empty."""
     group = {"model": MODEL, "cluster": CLUSTER}[name]
-    return HTMLResponse(macro("plan_macros.html", "fields", group.entries, read_form(request.query_params)))
+    return HTMLResponse(
+        macro("plan_macros.html", "fields", group.entries, read_form(request.query_params))
+    )
 
 
 class CampaignText(BaseModel):
@@ -402,12 +516,16 @@ class CampaignText(BaseModel):
     table: Name = ""
 
     def body(self) -> CampaignBody:
-        """Return the campaign that the text holds; raises `InvalidInput` for invalid TOML and unknown keys."""
+        """Return the campaign that the text holds; raises `InvalidInput` for invalid TOML and
+        unknown keys.
+        """
         table = parse_toml(self.campaign, "the campaign file")
         for kind in KINDS:
             chosen = getattr(self, kind)
             if chosen and table.setdefault(kind, chosen) != chosen:
-                raise InvalidInput(f"{kind} = {chosen!r} was chosen, and the campaign file names another {kind}")
+                raise InvalidInput(
+                    f"{kind} = {chosen!r} was chosen, and the campaign file names another {kind}"
+                )
         try:
             return CampaignBody.model_validate(table)
         except ValidationError as error:
@@ -416,18 +534,29 @@ class CampaignText(BaseModel):
 
 @router.get("/launch")
 async def launch_page(request: Request, service: ServiceOf, role: RoleOf) -> Response:
-    """A campaign file to edit and launch: a first one, or what a plan's form says, perhaps with one of its recipes."""
+    """A campaign file to edit and launch: a first one, or what a plan's form says, perhaps with one
+    of its recipes.
+    """
     text = static_file("first-campaign.toml").decode()
     if request.query_params:
         form, spec, more = _chosen(request)
 
         def planned() -> str:
-            return campaign_text(form.typed, recipe_by_id(spec, more["recipe"]) if "recipe" in more else None)
+            return campaign_text(
+                form.typed, recipe_by_id(spec, more["recipe"]) if "recipe" in more else None
+            )
 
         text = await service.slowly(planned)
     offered = {kind: names for kind, names in service.settings.registered.about().items() if names}
     may_change = role is Role.OPERATOR
-    return page("launch.html", here="/launch", text=text, offered=offered, absent=NO_NAME, may_change=may_change)
+    return page(
+        "launch.html",
+        here="/launch",
+        text=text,
+        offered=offered,
+        absent=NO_NAME,
+        may_change=may_change,
+    )
 
 
 @router.post("/launch/check")
@@ -437,7 +566,9 @@ async def check(service: ServiceOf, given: CampaignText) -> Response:
 
     def checked() -> dict[str, Any]:
         try:
-            with campaign_from(given.body(), settings.registered, most_points=settings.limits.plan_points) as file:
+            with campaign_from(
+                given.body(), settings.registered, most_points=settings.limits.plan_points
+            ) as file:
                 spec, found = file.spec, file.spec.survey()
         except FrontrunnerError as error:
             return {"error": error}
@@ -459,7 +590,9 @@ async def launch(service: ServiceOf, given: CampaignText) -> Response:
 
     def begun() -> dict[str, Any]:
         table = campaign_table(given.body(), service.settings.registered)
-        parsed(table)  # TOML has numbers that no campaign has, and that cannot be passed to a driver
+        parsed(
+            table
+        )  # TOML has numbers that no campaign has, and that cannot be passed to a driver
         return service.drivers.launch(table)
 
     started = await service.slowly(begun, starts=True)

@@ -52,7 +52,9 @@ JUMPS = {
 """Sections of a recipe's page by their ids, in its order."""
 
 
-def _explained(service: ServiceOf, recipe_id: RecipeId, campaign: Annotated[InCampaign, Query()] = None) -> Explanation:
+def _explained(
+    service: ServiceOf, recipe_id: RecipeId, campaign: Annotated[InCampaign, Query()] = None
+) -> Explanation:
     return explain(service.store, recipe_id, campaign)
 
 
@@ -63,16 +65,24 @@ ExplainedOf = Annotated[Explanation, Depends(_explained)]
 def one_recipe(request: Request, service: ServiceOf, role: RoleOf, found: ExplainedOf) -> Response:
     """One recipe in full."""
     recipe, lead = found.recipe, found.appearances[0]
-    problem, server = stored_spec(lead.campaign).problem.at(recipe), service.settings.seen_by(request)
+    problem, server = (
+        stored_spec(lead.campaign).problem.at(recipe),
+        service.settings.seen_by(request),
+    )
     try:
         parts, why_no_breakdown = breakdown(recipe, problem, first_measurement(found, "")), ""
     except InvalidInput as error:
         parts, why_no_breakdown = None, error.message
     step = parts and step_bars(parts)
-    refusals = {name: TOOLS[name].why_not(problem, recipe) if name in TOOLS else None for name in TARGETS}
+    refusals = {
+        name: TOOLS[name].why_not(problem, recipe) if name in TOOLS else None for name in TARGETS
+    }
     attempts = [(row, tried) for row in found.appearances for tried in reversed(row.attempts)]
     measured = [
-        (f"{row.campaign.name} {row.trial.number}.{tried.attempt.number}", tried.outcome.step_times_s)
+        (
+            f"{row.campaign.name} {row.trial.number}.{tried.attempt.number}",
+            tried.outcome.step_times_s,
+        )
         for row, tried in attempts
         if row.campaign.figures == "measured" and isinstance(tried.outcome, Measurement)
     ]
@@ -90,7 +100,9 @@ def one_recipe(request: Request, service: ServiceOf, role: RoleOf, found: Explai
         step=step,
         memory=parts and memory_bars(parts),
         strip=step_times(measured[:MOST_STRIPS]),
-        exports={name: None if reason is None else str(reason) for name, reason in refusals.items()},
+        exports={
+            name: None if reason is None else str(reason) for name, reason in refusals.items()
+        },
         attempts=attempts,
         jumps=[(section, title) for section, title in JUMPS.items() if section != "step" or step],
         attempt_columns=ATTEMPTS,
@@ -99,13 +111,19 @@ def one_recipe(request: Request, service: ServiceOf, role: RoleOf, found: Explai
             *((one.name.replace("_", " "), choice(recipe, one)) for one in dimensions_of(recipe)),
             *((own.name, own.shown()) for own in recipe.custom),
         ],
-        commands=commands(found.recipe_id, lead.campaign.name, replays=bool(_replayable(found)), server=server),
+        commands=commands(
+            found.recipe_id, lead.campaign.name, replays=bool(_replayable(found)), server=server
+        ),
         replay=_replay(service, role, found),
     )
 
 
 def _replayable(found: Explanation) -> list[Appearance]:
-    return [row for row in found.appearances if row.standing is not None and row.campaign.figures != "imported"]
+    return [
+        row
+        for row in found.appearances
+        if row.standing is not None and row.campaign.figures != "imported"
+    ]
 
 
 def _replay(service: Service, role: Role, found: Explanation) -> Markup:
@@ -142,7 +160,9 @@ def replay_so_far(service: ServiceOf, role: RoleOf, found: ExplainedOf) -> Respo
 
 
 @router.post("/recipes/{recipe_id}/replay", dependencies=OPERATOR)
-async def start_replay(service: ServiceOf, role: RoleOf, found: ExplainedOf, body: ReplayBody) -> Response:
+async def start_replay(
+    service: ServiceOf, role: RoleOf, found: ExplainedOf, body: ReplayBody
+) -> Response:
     """Start a replay, or continue one."""
     await service.slowly(lambda: service.replays.start(body.settings()), starts=True)
     return HTMLResponse(_replay(service, role, found))

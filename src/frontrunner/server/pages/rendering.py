@@ -1,4 +1,6 @@
-"""Templates to HTML, all text escaped and control characters shown; static files that pages name; the sign-in page."""
+"""Templates to HTML, all text escaped and control characters shown; static files that pages name;
+the sign-in page.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ from frontrunner.views.report import environment
 HTMX = {
     "allowEval": False,
     "allowScriptTags": False,
-    "attributesToSettle": ["class", "width", "height"],  # not style, which the content security policy forbids
+    "attributesToSettle": [
+        "class",
+        "width",
+        "height",
+    ],  # not style, which the content security policy forbids
     "historyCacheSize": 0,
     "ignoreTitle": True,
     "includeIndicatorStyles": False,
@@ -35,10 +41,27 @@ HTMX = {
     "responseHandling": [
         {"code": "204", "swap": False},
         {"code": "[23]..", "swap": True},
-        {"code": "[45]..", "swap": True, "error": True, "target": "#notice", "swapOverride": "innerHTML"},
+        {
+            "code": "[45]..",
+            "swap": True,
+            "error": True,
+            "target": "#notice",
+            "swapOverride": "innerHTML",
+        },
     ],
 }
-FILTERS = (against, count, figures_in_words, gib, minute, node_time, percent, seconds, size, thousands)
+FILTERS = (
+    against,
+    count,
+    figures_in_words,
+    gib,
+    minute,
+    node_time,
+    percent,
+    seconds,
+    size,
+    thousands,
+)
 FILES = (
     "style.css",
     "pages.js",
@@ -54,7 +77,11 @@ CHARTS = "charts.js"
 MOST_PLACE = 2000
 STATIC = "/static/"
 """The folder of files that pages name; they are open to all, as the package is."""
-KINDS = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+KINDS = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
 router = APIRouter()
 
 
@@ -65,10 +92,18 @@ def static_file(name: str) -> bytes:
 
 @cache
 def assets() -> dict[str, str]:
-    """Return the paths of the static files, which change with their content: browsers may keep them for ever."""
+    """Return the paths of the static files, which change with their content: browsers may keep them
+    for ever.
+    """
     contents = {name: static_file(name) for name in FILES} | {CHARTS: javascript_version().encode()}
-    parts = {name: (*name.rsplit(".", 1), hashlib.sha256(content).hexdigest()) for name, content in contents.items()}
-    return {name: f"{STATIC}{stem}.{digest[:12]}.{ending}" for name, (stem, ending, digest) in parts.items()}
+    parts = {
+        name: (*name.rsplit(".", 1), hashlib.sha256(content).hexdigest())
+        for name, content in contents.items()
+    }
+    return {
+        name: f"{STATIC}{stem}.{digest[:12]}.{ending}"
+        for name, (stem, ending, digest) in parts.items()
+    }
 
 
 @cache
@@ -95,7 +130,9 @@ def static(request: Request, file: str) -> Response:
 @cache
 def templates() -> Environment:
     """Return the templates of pages with their filters."""
-    found = environment(__package__, "templates", **{function.__name__: function for function in FILTERS})
+    found = environment(
+        __package__, "templates", **{function.__name__: function for function in FILTERS}
+    )
     found.globals |= {
         "requesting_user": requesting_user,
         "assets": assets(),
@@ -124,7 +161,9 @@ def macro(template: str, name: str, *arguments: Any) -> Markup:
 def sign_in_page(scope: Scope, *, problem: str = "", place: str | None = None) -> Markup:
     """Return the page that asks for a token, and then leads on to where the request went."""
     if place is None:
-        wanted = scope["path"] + ("?" + scope["query_string"].decode("latin-1") if scope["query_string"] else "")
+        wanted = scope["path"] + (
+            "?" + scope["query_string"].decode("latin-1") if scope["query_string"] else ""
+        )
         place = wanted if scope["method"] == "GET" else "/"
     return render("sign_in.html", here="/login", problem=problem, place=own_place(place))
 
@@ -132,7 +171,9 @@ def sign_in_page(scope: Scope, *, problem: str = "", place: str | None = None) -
 def own_place(place: str) -> str:
     """Return a path of this service, `/` in place of anything else."""
     parts = urlsplit(place)
-    is_ours = place.startswith("/") and not (parts.scheme or parts.netloc) and len(place) <= MOST_PLACE
+    is_ours = (
+        place.startswith("/") and not (parts.scheme or parts.netloc) and len(place) <= MOST_PLACE
+    )
     if not is_ours or place.startswith("/login") or "\\" in place or not place.isprintable():
         return "/"
     return quote(place, safe="/?&=%:,;~+!*'()@-._$[]")

@@ -1,4 +1,6 @@
-"""The step simulator of a recipe's page: a timeline as step.js draws it, with its groups of ranks and choices."""
+"""The step simulator of a recipe's page: a timeline as step.js draws it, with its groups of ranks
+and choices.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ router = APIRouter(route_class=CachedRoute)
 PARTS = 1_000_000
 """Moments are sent as whole numbers of such parts of a step."""
 MOST_SENT = 16_000
-"""Actions that are sent: of a longer step the first and the last half of them, and between them each rank's shares."""
+"""Actions that are sent: of a longer step the first and the last half of them, and between them
+each rank's shares.
+"""
 NAMES = tuple(KINDS)
 Gap = tuple[float, float]
 
@@ -41,7 +45,9 @@ class Variant(Body):
 
 
 @router.get("/recipes/{recipe_id}/step")
-async def step(service: ServiceOf, found: ExplainedOf, asked: Annotated[Variant, Query()]) -> Response:
+async def step(
+    service: ServiceOf, found: ExplainedOf, asked: Annotated[Variant, Query()]
+) -> Response:
     """One step of a recipe, or of a variant, for step.js."""
     changes = {name: getattr(asked, name) for name in STEP_DIMENSIONS}
     content = await service.slowly(lambda: to_json(drawn(found, changes)))
@@ -58,7 +64,9 @@ def drawn(explanation: Explanation, changes: dict[str, Choice | None]) -> dict[s
 def drawn_in(
     whole: Recipe, spec: CampaignSpec, changes: Mapping[str, Choice | None], profiled: object = None
 ) -> dict[str, Any]:
-    """Return what step.js draws of a step of a recipe in a campaign; `profiled` is that step as it was measured."""
+    """Return what step.js draws of a step of a recipe in a campaign; `profiled` is that step as it
+    was measured.
+    """
     found = step_in(whole, spec, changes)
     recipe = found.recipe
     gap, own, cluster = left_out(found.ranks), recipe == whole, spec.problem.at(recipe).cluster
@@ -104,7 +112,8 @@ def _moment(at_s: float, found: StepTimeline) -> int:
 
 
 def _rank(rank: RankTimeline, found: StepTimeline, gap: Gap | None) -> dict[str, Any]:
-    """Return a rank with its actions as kind, stage, micro-batch, begin and end, and its levels as begin and bytes.
+    """Return a rank with its actions as kind, stage, micro-batch, begin and end, and its levels as
+    begin and bytes.
 
     Of a gap it has `shares`, and the most memory that was held in it.
     """
@@ -122,7 +131,13 @@ def _rank(rank: RankTimeline, found: StepTimeline, gap: Gap | None) -> dict[str,
         "bubble": rank.bubble_s / found.step_time_s,
         "peak": rank.peak_memory_bytes,
         "actions": [
-            [NAMES.index(one.kind), one.stage, one.micro_batch, _moment(one.begin_s, found), _moment(one.end_s, found)]
+            [
+                NAMES.index(one.kind),
+                one.stage,
+                one.micro_batch,
+                _moment(one.begin_s, found),
+                _moment(one.end_s, found),
+            ]
             for one in rank.actions
             if one not in inside
         ],
@@ -138,4 +153,6 @@ def shares(rank: RankTimeline, gap: Gap) -> list[tuple[int, int | None, float]]:
         time_s = min(one.end_s, gap[1]) - max(one.begin_s, gap[0])
         if time_s > 0:
             found[NAMES.index(one.kind), one.stage] += time_s / (gap[1] - gap[0])
-    return [(*what, round(share, 6)) for what, share in sorted(found.items(), key=lambda one: one[0][0])]
+    return [
+        (*what, round(share, 6)) for what, share in sorted(found.items(), key=lambda one: one[0][0])
+    ]

@@ -1,10 +1,18 @@
-"""Charts: each a function that returns one Vega-Lite specification, drawn in pages and as files from that alone."""
+"""Charts: each a function that returns one Vega-Lite specification, drawn in pages and as files
+from that alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from frontrunner.views.charts.campaign import feasibility, history, node_hours, parallel_coordinates, speed_memory
+from frontrunner.views.charts.campaign import (
+    feasibility,
+    history,
+    node_hours,
+    parallel_coordinates,
+    speed_memory,
+)
 from frontrunner.views.charts.knobs import importance, predicted, scaling, sensitivity, shap
 from frontrunner.views.charts.marks import Chart, Collected, Missing
 

@@ -22,7 +22,18 @@ from frontrunner.results.records import AttemptOutcome
 from frontrunner.spaces.columns import Codes
 from frontrunner.text import counted, gib, node_time, node_unit, percent, seconds, thousands
 from frontrunner.views.charts import marks as vl
-from frontrunner.views.charts.marks import MOST_LINES, Chart, Collected, Json, Knob, Missing, Table, knobs, shown, table
+from frontrunner.views.charts.marks import (
+    MOST_LINES,
+    Chart,
+    Collected,
+    Json,
+    Knob,
+    Missing,
+    Table,
+    knobs,
+    shown,
+    table,
+)
 from frontrunner.views.columns import COLUMNS, used
 
 LONGEST_PAUSE_S = 20.0
@@ -31,7 +42,9 @@ SIDES = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d7
 
 
 def history(collected: Collected) -> Chart | Missing:
-    """Draw the tokens/s of every probe, or what the campaign seeks, and the best so far, over probes and node-hours."""
+    """Draw the tokens/s of every probe, or what the campaign seeks, and the best so far, over
+    probes and node-hours.
+    """
     if nothing := collected.nothing_ran:
         return nothing
     unit, size_s = node_unit(math.fsum(collected.attempts.node_seconds))
@@ -39,13 +52,18 @@ def history(collected: Collected) -> Chart | Missing:
     best, spent = pooled_rates(attempts, found)[1], np.cumsum(attempts.node_seconds) / size_s
     final, reading = best[-1], "No probe has measured a recipe yet."
     if not math.isnan(final):
-        last = int(np.flatnonzero(np.append(math.nan, best) != final)[-1])  # how many came before it led for good
+        last = int(
+            np.flatnonzero(np.append(math.nan, best) != final)[-1]
+        )  # how many came before it led for good
         reading = (
-            f"The best recipe, {thousands(final)} {rate}, was found by probe {last + 1} of {len(best)}, after "
-            f"{thousands(float(spent[last]))} of {thousands(float(spent[-1]))} {unit}."
+            f"The best recipe, {thousands(final)} {rate}, was found by probe {last + 1} of"
+            f" {len(best)}, after {thousands(float(spent[last]))} of {thousands(float(spent[-1]))}"
+            f" {unit}."
         )
     if collected.reused:
-        reading += f" Reused from earlier campaigns, not run here: {counted(collected.reused, 'outcome')}."
+        reading += (
+            f" Reused from earlier campaigns, not run here: {counted(collected.reused, 'outcome')}."
+        )
     before = np.append(math.nan, best[:-1])
     turns = np.flatnonzero((best != before) & ~(np.isnan(best) & np.isnan(before)))
     places = sorted({*vl.evenly(range(len(best))), *turns.tolist(), len(best) - 1})
@@ -65,20 +83,38 @@ def history(collected: Collected) -> Chart | Missing:
     marks = vl.looks("outcome", vl.OUTCOMES, (row["outcome"] for row in rows), "color", "shape")
     line = {"y": vl.number("best", rate)}
     layers = [
-        vl.layer("line", line, where="isValid(datum.best)", interpolate="step-after", color=vl.ORANGE, strokeWidth=2.5),
-        vl.layer("point", {"y": vl.number("drawn", rate), "tooltip": hints} | marks, filled=True, size=55),
+        vl.layer(
+            "line",
+            line,
+            where="isValid(datum.best)",
+            interpolate="step-after",
+            color=vl.ORANGE,
+            strokeWidth=2.5,
+        ),
+        vl.layer(
+            "point", {"y": vl.number("drawn", rate), "tooltip": hints} | marks, filled=True, size=55
+        ),
     ]
     axes = (vl.number("probe", "probe"), vl.number("spent", f"{unit} spent"))
     return Chart(
-        reading=f"{reading} The line is the best so far, with repeats of a recipe pooled; failed probes are drawn at "
-        "zero.",
+        reading=(
+            f"{reading} The line is the best so far, with repeats of a recipe pooled; failed probes"
+            " are drawn at zero."
+        ),
         remarks=vl.selected(
-            len(rows), len(best), "probes are drawn: an even selection, and each step of the best so far"
+            len(rows),
+            len(best),
+            "probes are drawn: an even selection, and each step of the best so far",
         ),
         spec={
             "data": {"values": rows},
-            "transform": [{"calculate": "isValid(datum.tokens_per_s) ? datum.tokens_per_s : 0", "as": "drawn"}],
-            "hconcat": [vl.zoomed(axis["field"], {"layer": layers, "encoding": {"x": axis}}) for axis in axes],
+            "transform": [
+                {"calculate": "isValid(datum.tokens_per_s) ? datum.tokens_per_s : 0", "as": "drawn"}
+            ],
+            "hconcat": [
+                vl.zoomed(axis["field"], {"layer": layers, "encoding": {"x": axis}})
+                for axis in axes
+            ],
             "usermeta": {"least": 420, "margin": 85},
         },
         table=table(
@@ -91,7 +127,9 @@ def history(collected: Collected) -> Chart | Missing:
 
 
 def pooled_rates(attempts: Attempts, rates: Numbers) -> tuple[Numbers, Numbers]:
-    """Return, after each attempt, the pooled rate of its own recipe and of the one that led, else not a number."""
+    """Return, after each attempt, the pooled rate of its own recipe and of the one that led, else
+    not a number.
+    """
     measured: dict[int, list[float]] = defaultdict(list)
     standing: dict[int, float] = {}
     led: list[tuple[float, int]] = []  # a heap of what stood once, the fastest on top
@@ -114,7 +152,9 @@ def pooled_rates(attempts: Attempts, rates: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def courses(found: Mapping[str, tuple[Course, int]]) -> Json | None:
-    """Specify the best so far of campaigns over their outcomes, of which each has so many; None without any."""
+    """Specify the best so far of campaigns over their outcomes, of which each has so many; None
+    without any.
+    """
     rows: list[Json] = [
         {"campaign": named, "outcome": place, "best": rate}
         for named, (course, outcomes) in found.items()
@@ -154,16 +194,23 @@ def node_hours(collected: Collected) -> Chart | Missing:
             "share": sum(times) / total_s if total_s else 0.0,
             "words": f"{node_time(sum(times))}, {counted(len(times), 'probe')}",
         }
-        for outcome, times in sorted(spent.items(), key=lambda item: (item[0] != vl.MEASURED, -sum(item[1])))
+        for outcome, times in sorted(
+            spent.items(), key=lambda item: (item[0] != vl.MEASURED, -sum(item[1]))
+        )
     ]
     hints = vl.tooltip("outcome", "attempts", words="spent")
     wasted = percent((total_s - sum(spent.get(vl.MEASURED, ()))) / total_s) if total_s else "none"
     colors = vl.outcome_colors(row["outcome"] for row in rows) | {"legend": None}
     room = {"x": {"datum": 1.25 * max(row["spent"] for row in rows)}}  # for the text
-    place = {"y": vl.name("outcome", axis={"grid": False, "labelFontSize": 13}), "x": vl.number("spent", unit)}
+    place = {
+        "y": vl.name("outcome", axis={"grid": False, "labelFontSize": 13}),
+        "x": vl.number("spent", unit),
+    }
     return Chart(
-        reading=f"{node_time(total_s)} went to {len(collected.attempts)} attempts; {wasted} of them to attempts that "
-        "failed.",
+        reading=(
+            f"{node_time(total_s)} went to {len(collected.attempts)} attempts; {wasted} of them to"
+            " attempts that failed."
+        ),
         spec={
             "data": {"values": rows},
             "height": 42 * len(rows),
@@ -176,21 +223,33 @@ def node_hours(collected: Collected) -> Chart | Missing:
         },
         table=table(
             rows,
-            *(("outcome", "outcome"), ("attempts", "attempts"), (unit, lambda row: f"{row['spent']:.4g}")),
+            *(
+                ("outcome", "outcome"),
+                ("attempts", "attempts"),
+                (unit, lambda row: f"{row['spent']:.4g}"),
+            ),
             ("share", lambda row: percent(row["share"])),
         ),
     )
 
 
 def timeline(attempts: Sequence[AttemptOutcome], now: datetime | None) -> Json | None:
-    """Specify when each probe ran, in lanes, with pauses cut out; running ones reach up to `now`. None for no probe."""
+    """Specify when each probe ran, in lanes, with pauses cut out; running ones reach up to `now`.
+    None for no probe.
+    """
     rows: list[Json] = []
     cuts: list[float] = []
     lanes: list[datetime] = []
     paused_s, spans = 0.0, []
     for one in attempts:
         begun, finished_at = datetime.fromisoformat(one.attempt.started_at), one.attempt.finished_at
-        spans.append((begun, datetime.fromisoformat(finished_at) if finished_at else max(begun, now or begun), one))
+        spans.append(
+            (
+                begun,
+                datetime.fromisoformat(finished_at) if finished_at else max(begun, now or begun),
+                one,
+            )
+        )
     spans.sort(key=itemgetter(0, 1))
     for begun, ended, one in spans:
         begin_s = (begun - spans[0][0]).total_seconds() - paused_s
@@ -219,7 +278,9 @@ def timeline(attempts: Sequence[AttemptOutcome], now: datetime | None) -> Json |
         "color": vl.outcome_colors(row["outcome"] for row in rows),
         "tooltip": vl.tooltip("recipe", "outcome", words="probe", took="ran"),
     }
-    pauses = [{"begin": at_s / size_s, "words": "time without probes is cut out here"} for at_s in cuts]
+    pauses = [
+        {"begin": at_s / size_s, "words": "time without probes is cut out here"} for at_s in cuts
+    ]
     cut = {"x": x, "tooltip": {"field": "words"}}
     return {
         "height": 22 * (1 + max(row["lane"] for row in rows)),
@@ -231,7 +292,9 @@ def timeline(attempts: Sequence[AttemptOutcome], now: datetime | None) -> Json |
 
 
 FAR = 2.0
-"""A memory limit beyond this multiple of the fullest recipe's peak is a remark: drawn, it would squeeze the points."""
+"""A memory limit beyond this multiple of the fullest recipe's peak is a remark: drawn, it would
+squeeze the points.
+"""
 APART = 0.06
 MOST_CELLS = 1000
 NODE_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down")
@@ -239,13 +302,17 @@ ON_FRONT = "on the front"
 
 
 def known_peaks(ranking: Sequence[RankedRecipe]) -> dict[str, int]:
-    """Return the peak memory of the recipes whose peak is known, in the order of the ranking, by recipe id."""
+    """Return the peak memory of the recipes whose peak is known, in the order of the ranking, by
+    recipe id.
+    """
     peaks = {row.recipe_id: row.standing.peak_memory_bytes_max_rank for row in ranking}
     return {name: peak for name, peak in peaks.items() if peak is not None}
 
 
 def speed_memory(collected: Collected) -> Chart | Missing:
-    """Draw every measured recipe by peak memory and tokens/s, the front joined, the device's limit marked."""
+    """Draw every measured recipe by peak memory and tokens/s, the front joined, the device's limit
+    marked.
+    """
     if not collected.ranking:
         return vl.NOTHING_MEASURED
     peaks, front = known_peaks(collected.ranking), collected.front
@@ -268,36 +335,45 @@ def speed_memory(collected: Collected) -> Chart | Missing:
             if last - size >= apart:  # else it would cover the label before
                 label, last = f"#{row.rank}", size
         figures = {"peak": size / vl.GIB, "tokens_per_s": row.standing.tokens_per_s}
-        rows.append(vl.recipe_fields(row) | figures | {"group": group, "nodes": count, "label": label})
+        rows.append(
+            vl.recipe_fields(row) | figures | {"group": group, "nodes": count, "label": label}
+        )
     counts = sorted({row["nodes"] for row in rows})
     remarks = []
     if len(counts) > 1:
         remarks.append(
-            f"Recipes take {counts[0]} to {counts[-1]} nodes, which this front does not weigh: frontrunner pareto "
-            "--objectives tokens,memory,nodes does."
+            f"Recipes take {counts[0]} to {counts[-1]} nodes, which this front does not weigh:"
+            " frontrunner pareto --objectives tokens,memory,nodes does."
         )
     remarks += vl.selected(
-        len(ranking), collected.with_peak, "recipes are drawn: an even selection, the fastest and the front"
+        len(ranking),
+        collected.with_peak,
+        "recipes are drawn: an even selection, the fastest and the front",
     )
     if unknown := collected.ranked - collected.with_peak:
         remarks.append(f"Left out: {counted(unknown, 'recipe')} whose peak memory is unknown.")
     if not is_near:
         remarks.append(f"The device's {gib(limit)} GiB lie beyond the chart.")
     groups = ["measured"] if len(counts) < 2 else [counted(count, "node") for count in counts]
-    known = {group: (NODE_SYMBOLS[at % len(NODE_SYMBOLS)], vl.BLUE) for at, group in enumerate(groups)}
+    known = {
+        group: (NODE_SYMBOLS[at % len(NODE_SYMBOLS)], vl.BLUE) for at, group in enumerate(groups)
+    }
     known[ON_FRONT] = ("circle", vl.ORANGE)
     place = {
         "x": vl.number("peak", "peak memory of the fullest rank, GiB", from_zero=False),
         "y": vl.number("tokens_per_s", "tokens/s"),
     }
     look: Json = place | vl.looks("group", known, (row["group"] for row in rows), "shape", "color")
-    look["tooltip"] = vl.tooltip("recipe", "choices", "nodes", numbers={"tokens_per_s": "tokens/s", "peak": "peak GiB"})
+    look["tooltip"] = vl.tooltip(
+        "recipe", "choices", "nodes", numbers={"tokens_per_s": "tokens/s", "peak": "peak GiB"}
+    )
     where = f"datum.group == '{ON_FRONT}'"
     return Chart(
         reading=(
-            f"{len(front)} of {collected.with_peak:,} recipes are on the front: no other is both faster and smaller. "
-            f"The fastest leaves {percent(room, 0)} of a device's {gib(limit)} GiB free; the leanest of the front "
-            f"needs {gib(peaks[front[-1].recipe_id])} GiB and reaches {thousands(leanest.tokens_per_s)} tokens/s."
+            f"{len(front)} of {collected.with_peak:,} recipes are on the front: no other is both"
+            f" faster and smaller. The fastest leaves {percent(room, 0)} of a device's {gib(limit)}"
+            f" GiB free; the leanest of the front needs {gib(peaks[front[-1].recipe_id])} GiB and"
+            f" reaches {thousands(leanest.tokens_per_s)} tokens/s."
         ),
         remarks=tuple(remarks),
         spec=vl.zoomed(
@@ -326,13 +402,15 @@ def parallel_coordinates(collected: Collected) -> Chart | Missing:
     """Draw a line per recipe over the knobs, the peak memory and the speed."""
     ranking = collected.ranking
     if len(ranking) < 2:
-        return Missing(reason=f"Lines can be compared from two measured recipes on; there are {len(ranking)}.")
+        return Missing(
+            reason=f"Lines can be compared from two measured recipes on; there are {len(ranking)}."
+        )
     varied = knobs(collected.survey, [row.recipe for row in ranking])
     left_out = collected.ranked - MOST_LINES
     return Chart(
         reading=(
-            "Each line is a measured recipe, orange the fastest. In a browser, drag a box over an axis to keep the "
-            "lines that pass through it; click elsewhere to show all again."
+            "Each line is a measured recipe, orange the fastest. In a browser, drag a box over an"
+            " axis to keep the lines that pass through it; click elsewhere to show all again."
         ),
         remarks=(f"The {left_out} slowest recipes are not drawn.",) if left_out > 0 else (),
         spec=_parallel_spec(varied, ranking[:MOST_LINES]),
@@ -355,7 +433,9 @@ def _parallel_spec(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> J
         for row, height in zip(reversed(ranking), reversed(heights), strict=True):
             speed = {"tokens_per_s": row.standing.tokens_per_s}
             lines.append(vl.recipe_fields(row) | speed | {"axis": axis, "height": height})
-        ticks.extend({"axis": axis, "words": text, "height": height} for text, height in words.items())
+        ticks.extend(
+            {"axis": axis, "words": text, "height": height} for text, height in words.items()
+        )
 
     for knob in varied:
         last = len(knob.values) - 1
@@ -377,7 +457,14 @@ def _parallel_spec(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> J
         "strokeOpacity": {"condition": {"test": "datum.is_out > 0", "value": 0.06}, "value": 0.8},
         "tooltip": vl.tooltip("recipe", "choices", numbers={"tokens_per_s": "tokens/s"}),
     }
-    axis = {"orient": "top", "labelAngle": 0, "labelPadding": 12, "grid": True, "domain": False, "ticks": False}
+    axis = {
+        "orient": "top",
+        "labelAngle": 0,
+        "labelPadding": 12,
+        "grid": True,
+        "domain": False,
+        "ticks": False,
+    }
     text = {"text": {"field": "words"}}
     return {
         "height": 340,
@@ -388,18 +475,31 @@ def _parallel_spec(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> J
         "layer": [
             vl.layer("line", crossed, rows=lines, strokeWidth=1.8, opacity=1)
             | {
-                "params": [{"name": "brush", "select": {"type": "interval", "encodings": ["x", "y"]}}],
+                "params": [
+                    {"name": "brush", "select": {"type": "interval", "encodings": ["x", "y"]}}
+                ],
                 "transform": [
                     {"calculate": f"{on_axis} && ({outside}) ? 1 : 0", "as": "outside"},
-                    {"joinaggregate": [{"op": "max", "field": "outside", "as": "is_out"}], "groupby": ["recipe"]},
+                    {
+                        "joinaggregate": [{"op": "max", "field": "outside", "as": "is_out"}],
+                        "groupby": ["recipe"],
+                    },
                 ],
             },
-            *(vl.layer("text", text, rows=ticks, style=style, align="left", dx=5) for style in ("halo", "text")),
+            *(
+                vl.layer("text", text, rows=ticks, style=style, align="left", dx=5)
+                for style in ("halo", "text")
+            ),
         ],
     }
 
 
-ALL_RAN, SOME_RAN, ALL_FAILED, NOT_TRIED = "all ran", "some ran, some failed", "all failed: ", "not tried"
+ALL_RAN, SOME_RAN, ALL_FAILED, NOT_TRIED = (
+    "all ran",
+    "some ran, some failed",
+    "all failed: ",
+    "not tried",
+)
 CELLS = (
     {ALL_RAN: vl.BLUE, SOME_RAN: "#b3620a"}
     | {f"{ALL_FAILED}{kind}": color for kind, (color, _) in vl.OUTCOMES.items()}
@@ -407,7 +507,9 @@ CELLS = (
 )
 
 
-def _grouped(columns: Sequence[tuple[Sequence[Any], Codes]], wanted: Mask | None = None) -> dict[tuple[int, ...], Rows]:
+def _grouped(
+    columns: Sequence[tuple[Sequence[Any], Codes]], wanted: Mask | None = None
+) -> dict[tuple[int, ...], Rows]:
     """Return the rows that are wanted by their values of these columns."""
     packed = np.zeros(len(columns[0][1]), dtype=np.int64)
     for values, codes in columns:
@@ -425,11 +527,17 @@ def feasibility(collected: Collected) -> Chart | Missing:
         return vl.NOTHING_ENDED
     names = ("tensor_parallel", "pipeline_parallel", "micro_batch_seqs")
     trials, recipes = collected.trials, collected.survey.recipes
-    legal = {place: len(rows) for place, rows in _grouped([recipes.columns[name] for name in names]).items()}
+    legal = {
+        place: len(rows)
+        for place, rows in _grouped([recipes.columns[name] for name in names]).items()
+    }
     corner = [(axis.values, axis.places) for axis in map(trials.axis, names)]
     speed = trials.figures["tokens_per_s"]
     has_ended = collected.attempts.last >= 0
-    speeds = {place: speed[rows] for place, rows in _grouped(corner, np.isfinite(speed) & has_ended).items()}
+    speeds = {
+        place: speed[rows]
+        for place, rows in _grouped(corner, np.isfinite(speed) & has_ended).items()
+    }
     failures = {
         place: Counter(trials.outcome(int(row)) for row in rows)
         for place, rows in _grouped(corner, trials.has_failed & has_ended).items()
@@ -439,7 +547,9 @@ def feasibility(collected: Collected) -> Chart | Missing:
         tensor, pipeline, micro_batch = place
         ran, failed = len(speeds.get(place, ())), failures.get(place, Counter())
         most = min(failed, key=lambda kind: (-failed[kind], kind), default="")
-        state = (SOME_RAN if ran else ALL_FAILED + most) if failed else ALL_RAN if ran else NOT_TRIED
+        state = (
+            (SOME_RAN if ran else ALL_FAILED + most) if failed else ALL_RAN if ran else NOT_TRIED
+        )
         rows.append(
             {
                 "tp": tensor,
@@ -459,36 +569,78 @@ def feasibility(collected: Collected) -> Chart | Missing:
     colors = vl.palette("state", CELLS, (row["state"] for row in rows))
     is_tried, corners = f"datum.state != '{NOT_TRIED}'", len(rows)
     rows = rows if corners <= MOST_CELLS else tried[:MOST_CELLS]
-    panels = list(dict.fromkeys(row["panel"] for row in sorted(rows, key=lambda row: row["micro_batch"])))
+    panels = list(
+        dict.fromkeys(row["panel"] for row in sorted(rows, key=lambda row: row["micro_batch"]))
+    )
     return Chart(
         reading=(
-            f"Of {corners} corners with a legal recipe {len(tried)} were tried; {lost or 'none'} of these failed "
-            "altogether. A cell shows how many of the recipes tried there ran; an empty place has no legal one."
+            f"Of {corners} corners with a legal recipe {len(tried)} were tried; {lost or 'none'} of"
+            " these failed altogether. A cell shows how many of the recipes tried there ran; an"
+            " empty place has no legal one."
         ),
         remarks=vl.selected(len(rows), corners, "corners are drawn"),
         spec={
             "data": {"values": rows},
-            "facet": {"field": "panel", "type": "nominal", "sort": panels, "header": {"title": None}},
+            "facet": {
+                "field": "panel",
+                "type": "nominal",
+                "sort": panels,
+                "header": {"title": None},
+            },
             "columns": 4,
-            "usermeta": {"panels": len(panels), "least": 37 * len({row["tp"] for row in rows}) + 46},
+            "usermeta": {
+                "panels": len(panels),
+                "least": 37 * len({row["tp"] for row in rows}) + 46,
+            },
             "spec": {
                 "width": {"step": 37},
                 "height": {"step": 37},
                 "encoding": {
-                    "x": {"field": "tp", "type": "ordinal", "title": "TP", "axis": {"labelAngle": 0}},
+                    "x": {
+                        "field": "tp",
+                        "type": "ordinal",
+                        "title": "TP",
+                        "axis": {"labelAngle": 0},
+                    },
                     "y": {"field": "pp", "type": "ordinal", "title": "PP", "sort": "descending"},
-                    "tooltip": vl.tooltip("legal", "measured", "failed", best="best tokens/s", tp="TP", pp="PP"),
+                    "tooltip": vl.tooltip(
+                        "legal", "measured", "failed", best="best tokens/s", tp="TP", pp="PP"
+                    ),
                 },
                 "layer": [
-                    vl.layer("rect", {"color": colors}, where=is_tried, width=33, height=33, cornerRadius=3),
-                    vl.layer("point", {"color": colors}, where=f"!({is_tried})", filled=True, size=30),
-                    vl.layer("text", {"text": {"field": "words"}}, where=is_tried, color="white", fontSize=11),
+                    vl.layer(
+                        "rect",
+                        {"color": colors},
+                        where=is_tried,
+                        width=33,
+                        height=33,
+                        cornerRadius=3,
+                    ),
+                    vl.layer(
+                        "point", {"color": colors}, where=f"!({is_tried})", filled=True, size=30
+                    ),
+                    vl.layer(
+                        "text",
+                        {"text": {"field": "words"}},
+                        where=is_tried,
+                        color="white",
+                        fontSize=11,
+                    ),
                 ],
             },
         },
         table=table(
             rows,
-            *(("TP", "tp"), ("PP", "pp"), ("micro-batch", "micro_batch"), ("legal recipes", "legal")),
-            *(("measured", "measured"), ("failed", lambda row: row["failed"] or "0"), ("best tokens/s", "best")),
+            *(
+                ("TP", "tp"),
+                ("PP", "pp"),
+                ("micro-batch", "micro_batch"),
+                ("legal recipes", "legal"),
+            ),
+            *(
+                ("measured", "measured"),
+                ("failed", lambda row: row["failed"] or "0"),
+                ("best tokens/s", "best"),
+            ),
         ),
     )

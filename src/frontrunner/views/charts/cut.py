@@ -1,4 +1,6 @@
-"""Chart of how a recipe cuts a model over a cluster: its stages as a strip, and what each device of a node holds."""
+"""Chart of how a recipe cuts a model over a cluster: its stages as a strip, and what each device of
+a node holds.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,22 @@ GROUPS = {
     "DP": ("replicas", "gradients, once per step"),
 }
 OF_EXPERTS = {
-    "EP": ("expert-parallel group", "tokens, to their experts and back, in every layer with experts"),
+    "EP": (
+        "expert-parallel group",
+        "tokens, to their experts and back, in every layer with experts",
+    ),
     "ETP": ("expert tensor-parallel group", "tokens and outcomes of the experts that it splits"),
 }
-"""Groups of ranks by the degree that sets their size, in the order in which a model is cut; and what they exchange."""
+"""Groups of ranks by the degree that sets their size, in the order in which a model is cut; and
+what they exchange.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """The chart of a cut with what it leaves out, and how far the recipe's groups reach, one row per kind of group."""
+    """The chart of a cut with what it leaves out, and how far the recipe's groups reach, one row
+    per kind of group.
+    """
 
     spec: Json
     nodes_left_out: int
@@ -53,7 +62,11 @@ def cut(recipe: Recipe, cluster: Cluster, *, layers: int) -> Cut:
     nodes = -(-recipe.devices // cluster.devices_per_node)
     shown = shown_nodes(recipe, cluster, nodes)
     per_node = min(cluster.devices_per_node, MOST_DEVICES_PER_NODE)
-    rows = [row for node in shown for row in _node_rows(recipe, node, node * cluster.devices_per_node, per_node)]
+    rows = [
+        row
+        for node in shown
+        for row in _node_rows(recipe, node, node * cluster.devices_per_node, per_node)
+    ]
     drawn = {row["pipeline"] for row in rows if row["kind"] == "device"}
     return Cut(
         spec={
@@ -63,7 +76,9 @@ def cut(recipe: Recipe, cluster: Cluster, *, layers: int) -> Cut:
         },
         nodes_left_out=nodes - len(shown),
         devices_left_out=cluster.devices_per_node - per_node,
-        stages_left_out=sum(rank_of_stage(recipe, stage) not in drawn for stage in range(recipe.stages)),
+        stages_left_out=sum(
+            rank_of_stage(recipe, stage) not in drawn for stage in range(recipe.stages)
+        ),
         reaches=tuple(reaches(recipe, cluster)),
     )
 
@@ -71,8 +86,12 @@ def cut(recipe: Recipe, cluster: Cluster, *, layers: int) -> Cut:
 def _groups(recipe: Recipe) -> dict[str, tuple[int, int]]:
     """Return the ranks of one group of each kind, and the distance between neighbors in it."""
     strides = recipe.rank_strides
-    degrees = {one.label: getattr(recipe, one.field) for one in DIMENSIONS.values() if one.label in GROUPS}
-    degrees["DP"] = recipe.data_parallel  # the replicas lie further apart than the ranks that share one's sequences
+    degrees = {
+        one.label: getattr(recipe, one.field) for one in DIMENSIONS.values() if one.label in GROUPS
+    }
+    degrees["DP"] = (
+        recipe.data_parallel
+    )  # the replicas lie further apart than the ranks that share one's sequences
     distances = {label: strides.get(label.lower(), strides["dp"]) for label in GROUPS}
     distances["DP"] *= recipe.copies // recipe.data_parallel
     return {label: (degrees[label], distances[label]) for label in GROUPS}
@@ -84,23 +103,35 @@ def places(recipe: Recipe, rank: int) -> dict[str, int]:
 
 
 def expert_groups(recipe: Recipe) -> np.ndarray[Any, Any]:
-    """Return the ranks as [groups, parts of the experts, parts of an expert]: neighbors within a pipeline stage."""
+    """Return the ranks as [groups, parts of the experts, parts of an expert]: neighbors within a
+    pipeline stage.
+    """
     every = np.arange(recipe.devices)
-    of_stages = every[np.argsort(every // recipe.rank_strides["pp"] % recipe.pipeline_parallel, kind="stable")]
+    of_stages = every[
+        np.argsort(every // recipe.rank_strides["pp"] % recipe.pipeline_parallel, kind="stable")
+    ]
     return of_stages.reshape(-1, recipe.expert_parallel, recipe.expert_tensor_parallel)
 
 
 def stages(recipe: Recipe, layers: int) -> list[Json]:
-    """Return one row per stage: its layers, where they begin and end, and the pipeline rank that holds it."""
+    """Return one row per stage: its layers, where they begin and end, and the pipeline rank that
+    holds it.
+    """
     counts = layers_of_stages(recipe, layers)
     ends = list(accumulate(counts))
     width = _strip_width(recipe) / ends[-1]
     widest = max(len(f"S{recipe.stages - 1}"), len(f"{max(counts)} L"))
-    named = math.ceil(ROOM_PER_CHARACTER * widest / (min(counts) * width))  # each, or every second, ... of many
+    named = math.ceil(
+        ROOM_PER_CHARACTER * widest / (min(counts) * width)
+    )  # each, or every second, ... of many
     found = []
     for stage, (count, end) in enumerate(zip(counts, ends, strict=True)):
         rank, words = rank_of_stage(recipe, stage), counted(count, "layer")
-        lines = [f"stage {stage}:", words] if count * width >= ROOM_FOR_WORDS else [f"S{stage}", f"{count} L"]
+        lines = (
+            [f"stage {stage}:", words]
+            if count * width >= ROOM_FOR_WORDS
+            else [f"S{stage}", f"{count} L"]
+        )
         found.append(
             {
                 "stage": stage,
@@ -132,9 +163,15 @@ def shown_nodes(recipe: Recipe, cluster: Cluster, nodes: int) -> list[int]:
     if nodes <= MOST_NODES:
         return list(range(nodes))
     stride = recipe.rank_strides["pp"]
-    begins = list(dict.fromkeys(rank * stride // cluster.devices_per_node for rank in range(recipe.pipeline_parallel)))
+    begins = list(
+        dict.fromkeys(
+            rank * stride // cluster.devices_per_node for rank in range(recipe.pipeline_parallel)
+        )
+    )
     if len(begins) > MOST_NODES:  # an even selection, with the last
-        begins = [begins[place * (len(begins) - 1) // (MOST_NODES - 1)] for place in range(MOST_NODES)]
+        begins = [
+            begins[place * (len(begins) - 1) // (MOST_NODES - 1)] for place in range(MOST_NODES)
+        ]
     others = [node for node in range(2 * MOST_NODES) if node not in begins and node < nodes]
     return sorted([*begins, *others[: MOST_NODES - len(begins)]])
 
@@ -157,11 +194,22 @@ def _node_rows(recipe: Recipe, node: int, first_rank: int, devices: int) -> Iter
             held = places(recipe, first_rank + place)
             group, *part = experts[first_rank + place].tolist()
             found.append((where, held, group))
-            look = {"kind": "device", "pipeline": held["PP"], "shade": shade(held["PP"], recipe.pipeline_parallel)}
+            look = {
+                "kind": "device",
+                "pipeline": held["PP"],
+                "shade": shade(held["PP"], recipe.pipeline_parallel),
+            }
             yield where | look | _device_words(recipe, first_rank + place, held, part)
         else:
-            yield where | {"kind": "idle", "words": ["idle"], "hint": "no rank runs here", "shade": 0}
-    rings: dict[str, Callable[[Any], Any]] = {"group": lambda one: (one[0]["line"], {**one[1], "TP": 0})}
+            yield where | {
+                "kind": "idle",
+                "words": ["idle"],
+                "hint": "no rank runs here",
+                "shade": 0,
+            }
+    rings: dict[str, Callable[[Any], Any]] = {
+        "group": lambda one: (one[0]["line"], {**one[1], "TP": 0})
+    }
     if recipe.expert_ranks > 1:
         rings["experts"] = lambda one: (one[0]["line"], one[2])
     for kind, same in rings.items():
@@ -169,14 +217,20 @@ def _node_rows(recipe: Recipe, node: int, first_rank: int, devices: int) -> Iter
             (first, *_), *others = run
             if others:
                 room = 0.045 if kind == "experts" else 0.025
-                yield first | {"kind": kind, "begin": first["begin"] - room, "end": others[-1][0]["end"] + room}
+                yield first | {
+                    "kind": kind,
+                    "begin": first["begin"] - room,
+                    "end": others[-1][0]["end"] + room,
+                }
 
 
 def _device_words(recipe: Recipe, rank: int, held: dict[str, int], of_experts: list[int]) -> Json:
     groups, pipeline = _groups(recipe), held["PP"]
     own = [str(stage) for stage in range(recipe.stages) if rank_of_stage(recipe, stage) == pipeline]
     stages_held = "S" + ",".join(own)
-    if len(stages_held) > MOST_STAGE_CHARACTERS:  # the first and the last, from which the rest follows
+    if (
+        len(stages_held) > MOST_STAGE_CHARACTERS
+    ):  # the first and the last, from which the rest follows
         stages_held = f"S{own[0]}-{own[-1]}"
     short = {"PP": stages_held, "TP": f"T{held['TP']}", "CP": f"C{held['CP']}"}
     parts = " ".join(text for label, text in short.items() if groups[label][0] > 1)
@@ -187,9 +241,14 @@ def _device_words(recipe: Recipe, rank: int, held: dict[str, int], of_experts: l
     shared = f", part {of_experts[0]} of the experts" if recipe.expert_ranks > 1 else ""
     shared += f", part {of_experts[1]} of each" if recipe.expert_tensor_parallel > 1 else ""
     return {
-        "words": [f"{'replica ' if recipe.data_parallel <= 100 else 'R'}{held['DP']}", parts or "whole"],
-        "hint": f"rank {rank}: pipeline rank {pipeline}, stage{'s' if len(own) > 1 else ''} {', '.join(own)}, "
-        f"tensor part {held['TP']}, replica {held['DP']}{context}{shared}",
+        "words": [
+            f"{'replica ' if recipe.data_parallel <= 100 else 'R'}{held['DP']}",
+            parts or "whole",
+        ],
+        "hint": (
+            f"rank {rank}: pipeline rank {pipeline}, stage{'s' if len(own) > 1 else ''}"
+            f" {', '.join(own)}, tensor part {held['TP']}, replica {held['DP']}{context}{shared}"
+        ),
     }
 
 
@@ -208,7 +267,12 @@ def _strip(recipe: Recipe, rows: list[Json]) -> Json:
         "width": _strip_width(recipe),
         "height": STRIP_HEIGHT,
         "layer": [
-            vl.layer("rect", {"x": x, "x2": {"field": "end"}, "fillOpacity": SHADE, "tooltip": HINT}, rows=rows, **BOX),
+            vl.layer(
+                "rect",
+                {"x": x, "x2": {"field": "end"}, "fillOpacity": SHADE, "tooltip": HINT},
+                rows=rows,
+                **BOX,
+            ),
             vl.layer("rule", {"y": y}, rows=parts, strokeDash=[3, 3], color=vl.GRAY, opacity=0.8),
             vl.layer("text", text, rows=rows, lineHeight=15, fontSize=12, dy=-7),
         ],
@@ -235,10 +299,21 @@ def _nodes(rows: list[Json], devices: int) -> Json:
             "view": {"stroke": vl.GRAY, "cornerRadius": 4, "strokeOpacity": 0.5},
             "encoding": {"y": {"field": "line", "type": "ordinal", "axis": None}, "tooltip": HINT},
             "layer": [
-                vl.layer("rect", place | {"fillOpacity": SHADE}, where="datum.kind == 'device'", **box),
-                vl.layer("rect", place, where="datum.kind == 'idle'", strokeDash=[3, 3], fillOpacity=0, **box),
+                vl.layer(
+                    "rect", place | {"fillOpacity": SHADE}, where="datum.kind == 'device'", **box
+                ),
+                vl.layer(
+                    "rect",
+                    place,
+                    where="datum.kind == 'idle'",
+                    strokeDash=[3, 3],
+                    fillOpacity=0,
+                    **box,
+                ),
                 vl.layer("rect", place, where="datum.kind == 'group'", **ring),
-                vl.layer("rect", place, where="datum.kind == 'experts'", strokeDash=[4, 3], **outer),
+                vl.layer(
+                    "rect", place, where="datum.kind == 'experts'", strokeDash=[4, 3], **outer
+                ),
                 vl.layer("text", text, where="datum.words", lineHeight=14, fontSize=11, dy=-6),
             ],
         },
@@ -246,7 +321,8 @@ def _nodes(rows: list[Json], devices: int) -> Json:
 
 
 def reaches(recipe: Recipe, cluster: Cluster) -> Iterator[Json]:
-    """Yield each kind of group of several ranks: the distance of neighbors, how far it reaches, over which links.
+    """Yield each kind of group of several ranks: the distance of neighbors, how far it reaches,
+    over which links.
 
     Groups of experts have no one distance: they are neighbors within a pipeline stage.
     """
@@ -266,12 +342,19 @@ def reaches(recipe: Recipe, cluster: Cluster) -> Iterator[Json]:
                 where, rate, end = f"over {nodes} nodes", cluster.links.nic_gb_per_s, "network port"
             kind, exchange = (GROUPS | OF_EXPERTS)[label]
             words = where if rate is None else f"{where}, {rate:g} GB/s per {end}"
-            reach = {"label": label, "distance": distances.get(label), "nodes": nodes, "gb_per_s": rate}
+            reach = {
+                "label": label,
+                "distance": distances.get(label),
+                "nodes": nodes,
+                "gb_per_s": rate,
+            }
             yield {"kind": kind, "ranks": ranks, "words": words, "exchange": exchange} | reach
 
 
 def nodes_of_groups(devices: int, devices_per_node: int, *, ranks: int, stride: int) -> int:
-    """Return the most nodes that one group touches; a group has `ranks` ranks, each `stride` after the one before."""
+    """Return the most nodes that one group touches; a group has `ranks` ranks, each `stride` after
+    the one before.
+    """
     every = np.arange(devices)
     first = every[every // stride % ranks == 0]
     return most_nodes(first[:, None] + stride * np.arange(ranks), devices_per_node)

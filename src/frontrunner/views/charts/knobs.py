@@ -1,7 +1,8 @@
-"""Charts of why recipes are fast: the analytic model against measurements, one knob at a time, and importances.
+"""Charts of why recipes are fast: the analytic model against measurements, one knob at a time, and
+importances.
 
-PED-ANOVA (arXiv 2304.10255) and fANOVA (Hutter et al. 2014) are Optuna's; SHAP values of a forest are as in the
-Frontier study (arXiv 2312.12705).
+PED-ANOVA (arXiv 2304.10255) and fANOVA (Hutter et al. 2014) are Optuna's; SHAP values of a forest
+are as in the Frontier study (arXiv 2312.12705).
 """
 
 from __future__ import annotations
@@ -19,13 +20,26 @@ import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.accuracy_bounds import trust_in
 from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, not_modelled
-from frontrunner.evaluators.analytic.variations import measured_scaling, variations, varied_dimensions
+from frontrunner.evaluators.analytic.variations import (
+    measured_scaling,
+    variations,
+    varied_dimensions,
+)
 from frontrunner.results.outcome import FailureKind
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.text import counted, gib, percent, thousands
 from frontrunner.views.charts import marks as vl
-from frontrunner.views.charts.marks import Chart, Collected, Json, Knob, Missing, knobs, shown, table
+from frontrunner.views.charts.marks import (
+    Chart,
+    Collected,
+    Json,
+    Knob,
+    Missing,
+    knobs,
+    shown,
+    table,
+)
 
 if TYPE_CHECKING:
     from optuna.importance import BaseImportanceEvaluator
@@ -56,47 +70,71 @@ def predicted(collected: Collected) -> Chart | Missing:
             "tokens/s": row.standing.tokens_per_s,
             "predicted tokens/s": found[row.recipe].tokens_per_s,
             "95 %": found[row.recipe].tokens_per_s_bounds,
-            "GiB": None if (peak := row.standing.peak_memory_bytes_max_rank) is None else peak / vl.GIB,
+            "GiB": (
+                None if (peak := row.standing.peak_memory_bytes_max_rank) is None else peak / vl.GIB
+            ),
             "predicted GiB": found[row.recipe].peak_memory_bytes / vl.GIB,
         }
         for row in ranking
         if row.recipe in found
     ]
     timed = [row for row in rows if row["predicted tokens/s"] is not None]
-    order = order_agreement(*([row[key] for row in timed] for key in ("predicted tokens/s", "tokens/s")))
+    order = order_agreement(
+        *([row[key] for row in timed] for key in ("predicted tokens/s", "tokens/s"))
+    )
     with_peak = [row for row in rows if row["GiB"] is not None]
     trust = trust_in(list(found), collected.problem, [one.expected_error for one in found.values()])
     if not timed and not with_peak:
         return Missing(reason=_sentence(trust.in_words()))
     off = {"tokens/s": _mean_error(timed, "tokens/s"), "GiB": _mean_error(with_peak, "GiB")}
-    reading = f"Over {len(timed)} measured recipes the model's tokens/s are off by {off['tokens/s']} on average"
+    reading = (
+        f"Over {len(timed)} measured recipes the model's tokens/s are off by {off['tokens/s']} on"
+        " average"
+    )
     if not timed:
-        reading = f"{_sentence(trust.in_words())} The model's peak memory is off by {off['GiB']} on average"
+        reading = (
+            f"{_sentence(trust.in_words())} The model's peak memory is off by {off['GiB']} on"
+            " average"
+        )
     elif with_peak:
         reading += f", its peak memory by {off['GiB']}"
     if with_peak and len(with_peak) < len(rows):
         reading += f" over the {len(with_peak)} whose peak is known"
     unknown = len(ranking) - len(rows)
-    failed = [ended for ended in collected.final_failures if ended.kind is FailureKind.OUT_OF_MEMORY]
+    failed = [
+        ended for ended in collected.final_failures if ended.kind is FailureKind.OUT_OF_MEMORY
+    ]
     judged = _estimates([ended.recipe for ended in vl.evenly(failed)], collected).values()
     too_large, of_those = (sum(not one.fits for one in some) for some in (judged, found.values()))
     out_of_memory = (
-        f"Of {len(judged)} recipes that ran out of memory the model had called {too_large} too large; of {len(found)} "
-        f"that ran, {of_those}."
+        f"Of {len(judged)} recipes that ran out of memory the model had called {too_large} too"
+        f" large; of {len(found)} that ran, {of_those}."
     )
     bounds = [(row["tokens/s"], ends) for row in rows if (ends := row["95 %"]) is not None]
     inside = sum(low <= measured <= high for measured, (low, high) in bounds)
-    within = f" {inside} of {len(bounds)} are in the 95 % intervals that it states." if bounds else ""
+    within = (
+        f" {inside} of {len(bounds)} are in the 95 % intervals that it states." if bounds else ""
+    )
     return Chart(
         reading=(
             f"{reading}.{within}"
-            + ("" if order is None else f" The order agrees with a rank correlation of {order:.2f}.")
+            + (
+                ""
+                if order is None
+                else f" The order agrees with a rank correlation of {order:.2f}."
+            )
         ),
         remarks=(
             *map(_sentence, trust.remarks),
             *([out_of_memory] if judged else ()),
-            *vl.selected(len(ranking), collected.ranked, "measured recipes are looked at: an even selection"),
-            *([f"{unknown} measured recipes are unknown to the formulas and left out."] if unknown else ()),
+            *vl.selected(
+                len(ranking), collected.ranked, "measured recipes are looked at: an even selection"
+            ),
+            *(
+                [f"{unknown} measured recipes are unknown to the formulas and left out."]
+                if unknown
+                else ()
+            ),
         ),
         spec={
             "data": {"values": rows},
@@ -123,7 +161,11 @@ def _error(row: Json, unit: str) -> float:
 
 
 def _off(row: Json, unit: str) -> str:
-    return "-" if None in (row[unit], row[f"predicted {unit}"]) else f"{100 * _error(row, unit):+.0f} %"
+    return (
+        "-"
+        if None in (row[unit], row[f"predicted {unit}"])
+        else f"{100 * _error(row, unit):+.0f} %"
+    )
 
 
 def _mean_error(rows: Sequence[Json], unit: str) -> str:
@@ -135,7 +177,9 @@ def _sentence(words: str) -> str:
 
 
 def order_agreement(guessed: Sequence[float], found: Sequence[float]) -> float | None:
-    """Return Spearman's rank correlation, None for fewer than `FEWEST_FOR_ORDER` recipes or constant values."""
+    """Return Spearman's rank correlation, None for fewer than `FEWEST_FOR_ORDER` recipes or
+    constant values.
+    """
     if len(found) < FEWEST_FOR_ORDER or len(set(guessed)) == 1 or len(set(found)) == 1:
         return None
     from scipy.stats import spearmanr
@@ -145,11 +189,16 @@ def order_agreement(guessed: Sequence[float], found: Sequence[float]) -> float |
 
 def _against(title: str, unit: str, rows: Sequence[Json]) -> Json:
     end = max(max(row[unit], row[f"predicted {unit}"]) for row in rows)
-    hints = vl.tooltip("recipe", "choices", numbers={unit: unit, f"predicted {unit}": f"predicted {unit}"})
+    hints = vl.tooltip(
+        "recipe", "choices", numbers={unit: unit, f"predicted {unit}": f"predicted {unit}"}
+    )
     ends = [{unit: at, f"predicted {unit}": at} for at in (0, end)]
     return {
         "title": title,
-        "encoding": {"x": vl.number(unit, "measured"), "y": vl.number(f"predicted {unit}", "predicted")},
+        "encoding": {
+            "x": vl.number(unit, "measured"),
+            "y": vl.number(f"predicted {unit}", "predicted"),
+        },
         "layer": [
             vl.layer("line", {}, rows=ends, strokeDash=[4, 4], strokeWidth=1.5, color=vl.GRAY),
             vl.layer("point", {"tooltip": hints}, filled=True, size=55, color=vl.BLUE),
@@ -158,7 +207,9 @@ def _against(title: str, unit: str, rows: Sequence[Json]) -> Json:
 
 
 FIRST = ("tensor_parallel", "pipeline_parallel", "micro_batch_seqs", "accumulation")
-"""The knobs that the Frontier study varies (arXiv 2312.12705), in its order; the space's others follow."""
+"""The knobs that the Frontier study varies (arXiv 2312.12705), in its order; the space's others
+follow.
+"""
 CENTER, ILLEGAL = "the recipe itself", "no legal recipe"
 HOLLOW = "transparent"
 SOURCES: dict[str, tuple[str, str, str]] = {
@@ -180,42 +231,61 @@ def sensitivity(collected: Collected) -> Chart | Missing:
     varied = varied_dimensions(collected.survey)
     if not varied:
         return Missing(reason="The space has one value for each knob: there is nothing to vary.")
-    ordered = [name for name in FIRST if name in varied] + [name for name in varied if name not in FIRST]
+    ordered = [name for name in FIRST if name in varied] + [
+        name for name in varied if name not in FIRST
+    ]
     center = collected.center
     if isinstance(center, Missing):
         return center
-    curves = {collected.survey.dimension(knob).label: list(curve(knob, collected, center.recipe)) for knob in ordered}
+    curves = {
+        collected.survey.dimension(knob).label: list(curve(knob, collected, center.recipe))
+        for knob in ordered
+    }
     drawn = {
         label: points
         for label, points in curves.items()
         if any(point["source"] not in (ILLEGAL, CENTER) for point in points)
     }
     if not drawn:
-        return Missing(reason="No knob can be moved alone: with one value changed, no recipe is legal.")
+        return Missing(
+            reason="No knob can be moved alone: with one value changed, no recipe is legal."
+        )
     fixed = {label: points for label, points in curves.items() if label not in drawn}
     points = [point for found in drawn.values() for point in found]
-    look = vl.looks("source", SOURCES, (point["source"] for point in points), "stroke", "shape", "fill")
-    look["tooltip"] = vl.tooltip("knob", "value", "source", "note", numbers={"tokens_per_s": collected.unit})
+    look = vl.looks(
+        "source", SOURCES, (point["source"] for point in points), "stroke", "shape", "fill"
+    )
+    look["tooltip"] = vl.tooltip(
+        "knob", "value", "source", "note", numbers={"tokens_per_s": collected.unit}
+    )
     axis = {"labelAngle": 0, "labelOverlap": True, "grid": False}
-    place = {"x": vl.name("value", sort={"field": "place"}, axis=axis), "y": vl.number("drawn", collected.unit)}
+    place = {
+        "x": vl.name("value", sort={"field": "place"}, axis=axis),
+        "y": vl.number("drawn", collected.unit),
+    }
     header = {"title": None, "labelFontWeight": "bold", "labelFontSize": 12.5}
     is_known = "isValid(datum.tokens_per_s)"
     line = vl.layer("line", {}, where=is_known, strokeDash=[3, 3], strokeWidth=1.5, color=vl.GRAY)
-    expected = {"y": vl.number("expected", collected.unit), "tooltip": vl.tooltip(numbers={"expected": "estimated"})}
+    expected = {
+        "y": vl.number("expected", collected.unit),
+        "tooltip": vl.tooltip(numbers={"expected": "estimated"}),
+    }
     reached = thousands(collected.rate(center.standing.tokens_per_s, center.recipe))
     follows = ""
     if "accumulation" not in dimensions:
         follows = " Accumulation follows from the fixed global batch and the micro-batch."
     return Chart(
         reading=(
-            f"One knob at a time around {center.recipe_id} ({center.recipe.describe()}), which reaches "
-            f"{reached} {collected.unit}. Filled points were measured; hollow ones are the "
-            "model's ratio to that recipe, times what it reached, and so are the bars beside what was measured."
-            f"{follows}"
+            f"One knob at a time around {center.recipe_id} ({center.recipe.describe()}), which"
+            f" reaches {reached} {collected.unit}. Filled points were measured; hollow ones are the"
+            " model's ratio to that recipe, times what it reached, and so are the bars beside what"
+            f" was measured.{follows}"
         ),
-        remarks=(f"Not drawn, since no other value is legal while the rest stays: {', '.join(fixed)}.",)
-        if fixed
-        else (),
+        remarks=(
+            (f"Not drawn, since no other value is legal while the rest stays: {', '.join(fixed)}.",)
+            if fixed
+            else ()
+        ),
         spec={
             "data": {"values": points},
             "facet": vl.name("knob", sort=list(drawn), header=header),
@@ -227,7 +297,14 @@ def sensitivity(collected: Collected) -> Chart | Missing:
                 "encoding": place,
                 "layer": [
                     line,
-                    vl.layer("tick", expected, where="isValid(datum.expected)", thickness=2, size=22, color=vl.BLUE),
+                    vl.layer(
+                        "tick",
+                        expected,
+                        where="isValid(datum.expected)",
+                        thickness=2,
+                        size=22,
+                        color=vl.BLUE,
+                    ),
                     vl.layer("point", look, size=75, strokeWidth=1.5),
                 ],
             },
@@ -243,11 +320,13 @@ def sensitivity(collected: Collected) -> Chart | Missing:
 def curve(knob: str, collected: Collected, center: Recipe) -> Iterator[Json]:
     """Yield a point for each value of the space; `note` is why there is no speed, or if it fits.
 
-    An estimate is the model's ratio to its own estimate of the center, times the measured speed of that: the ratio
-    cancels an error of the model that all recipes share.
+    An estimate is the model's ratio to its own estimate of the center, times the measured speed of
+    that: the ratio cancels an error of the model that all recipes share.
     """
     label = collected.survey.dimension(knob).label
-    for place, row in enumerate(variations(center, knob, collected.survey, collected.tried).variations):
+    for place, row in enumerate(
+        variations(center, knob, collected.survey, collected.tried).variations
+    ):
         found = row.found
         source, speed, note = "unknown to the model", row.expected_tokens_per_s, ""
         if found.illegal is not None:
@@ -259,10 +338,15 @@ def curve(knob: str, collected: Collected, center: Recipe) -> Iterator[Json]:
         elif found.estimate is not None and not found.estimate.tokens_per_s:
             note = "no time is estimated: the device's peak is not given"
         elif found.estimate is not None:
-            source, note = "estimated" if found.estimate.fits else "estimated not to fit", found.estimate.fit
+            source, note = (
+                "estimated" if found.estimate.fits else "estimated not to fit",
+                found.estimate.fit,
+            )
         expected = row.expected_tokens_per_s if source == "measured" else None
         if found.recipe is not None:
-            speed, expected = (one and collected.rate(one, found.recipe) for one in (speed, expected))
+            speed, expected = (
+                one and collected.rate(one, found.recipe) for one in (speed, expected)
+            )
         point = {"knob": label, "value": shown(row.value), "place": place, "tokens_per_s": speed}
         yield point | {
             "drawn": speed or 0,
@@ -293,35 +377,63 @@ def scaling(collected: Collected) -> Chart | Missing:
             rates = {"estimated": (row.found.estimated_tokens_per_s, row.estimated_efficiency)}
             if row.found.outcome is not None:
                 is_measured = row.found.tokens_per_s is not None
-                rates["measured" if is_measured else "failed"] = (row.found.tokens_per_s or 0.0, row.efficiency)
+                rates["measured" if is_measured else "failed"] = (
+                    row.found.tokens_per_s or 0.0,
+                    row.efficiency,
+                )
             rows += [
-                words | {"source": source, "rate": rate / row.devices, "tokens_per_s": rate, "efficiency": efficiency}
+                words
+                | {
+                    "source": source,
+                    "rate": rate / row.devices,
+                    "tokens_per_s": rate,
+                    "efficiency": efficiency,
+                }
                 for source, (rate, efficiency) in rates.items()
                 if rate is not None
             ]
     if all(row["source"] == "estimated" for row in rows):
         return vl.NOTHING_MEASURED
     ends = [
-        f"{mode} scaling keeps {percent(known[-1].efficiency, 0)} on {counted(known[-1].nodes, 'node')}"
+        f"{mode} scaling keeps {percent(known[-1].efficiency, 0)} on"
+        f" {counted(known[-1].nodes, 'node')}"
         for mode, counts in vars(found).items()
         if (known := [row for row in counts if row.efficiency is not None])
     ]
     fewest = next((row.nodes for row in found.strong if row.efficiency is not None), None)
-    kept = f" Of the tokens/s per device on {counted(fewest, 'node')}, {' and '.join(ends)}." if fewest else ""
+    kept = (
+        f" Of the tokens/s per device on {counted(fewest, 'node')}, {' and '.join(ends)}."
+        if fewest
+        else ""
+    )
     look = vl.looks("source", ON_NODES, (row["source"] for row in rows), "stroke", "shape", "fill")
     look["tooltip"] = vl.tooltip(
-        "scaling", "nodes", "source", "recipe", numbers={"tokens_per_s": "tokens/s", "efficiency": "efficiency"}
+        "scaling",
+        "nodes",
+        "source",
+        "recipe",
+        numbers={"tokens_per_s": "tokens/s", "efficiency": "efficiency"},
     )
-    header = {"title": None, "labelFontWeight": "bold", "labelFontSize": 12.5, "labelExpr": "datum.value + ' scaling'"}
+    header = {
+        "title": None,
+        "labelFontWeight": "bold",
+        "labelFontSize": 12.5,
+        "labelExpr": "datum.value + ' scaling'",
+    }
     place = {
         "x": vl.name("nodes", "nodes", axis={"labelAngle": 0, "grid": False}),
         "y": vl.number("rate", "tokens/s per device"),
     }
-    is_blue = {"condition": {"test": "datum.source == 'measured'", "value": vl.BLUE}, "value": vl.GRAY}
+    is_blue = {
+        "condition": {"test": "datum.source == 'measured'", "value": vl.BLUE},
+        "value": vl.GRAY,
+    }
     lines = {"detail": {"field": "source"}, "color": is_blue}
     return Chart(
-        reading=f"{center.describe()} with other numbers of replicas: strong scaling keeps the global batch, weak "
-        f"scaling that of each replica.{kept}",
+        reading=(
+            f"{center.describe()} with other numbers of replicas: strong scaling keeps the global"
+            f" batch, weak scaling that of each replica.{kept}"
+        ),
         spec={
             "data": {"values": rows},
             "facet": vl.name("scaling", header=header),
@@ -331,15 +443,30 @@ def scaling(collected: Collected) -> Chart | Missing:
                 "height": 240,
                 "encoding": place,
                 "layer": [
-                    vl.layer("line", lines, where="datum.source != 'failed'", strokeWidth=1.5, opacity=0.6),
+                    vl.layer(
+                        "line",
+                        lines,
+                        where="datum.source != 'failed'",
+                        strokeWidth=1.5,
+                        opacity=0.6,
+                    ),
                     vl.layer("point", look, size=75, strokeWidth=1.5),
                 ],
             },
         },
         table=table(
             rows,
-            *(("scaling", "scaling"), ("nodes", "nodes"), ("rests on", "source"), ("tokens/s", "tokens_per_s")),
-            *(("per device", "rate"), ("efficiency", lambda row: percent(row["efficiency"])), ("recipe", "recipe")),
+            *(
+                ("scaling", "scaling"),
+                ("nodes", "nodes"),
+                ("rests on", "source"),
+                ("tokens/s", "tokens_per_s"),
+            ),
+            *(
+                ("per device", "rate"),
+                ("efficiency", lambda row: percent(row["efficiency"])),
+                ("recipe", "recipe"),
+            ),
         ),
     )
 
@@ -350,7 +477,9 @@ BEST_AT_LEAST, BEST_SHARE = 5, 0.1
 """PED-ANOVA looks at the best tenth, or at the best five if a tenth is fewer."""
 TREES, FOLDS = 100, 5
 MOST_WEIGHED = 400
-"""Of more recipes an even selection from the ranking is weighed: trees over all of 1,200 took half a minute."""
+"""Of more recipes an even selection from the ranking is weighed: trees over all of 1,200 took half
+a minute.
+"""
 SEED = 0
 """Of the forests: the same campaign always gives the same numbers."""
 LOW, MIDDLE, HIGH = "#2c7fb8", "#a7a3ad", "#e0533d"
@@ -374,16 +503,21 @@ def importance(collected: Collected) -> Chart | Missing:
     ]
     return Chart(
         reading=(
-            f"PED-ANOVA ranks knobs by how far the best {percent(best_share, 0)} of {len(ranking)} measured recipes "
-            f"agree on them ({top} first of all); fANOVA by how much of the variance of {collected.unit} a knob alone "
-            "explains. Where they differ, a knob that moves the average does not decide which recipe is best."
+            f"PED-ANOVA ranks knobs by how far the best {percent(best_share, 0)} of {len(ranking)}"
+            f" measured recipes agree on them ({top} first of all); fANOVA by how much of the"
+            f" variance of {collected.unit} a knob alone explains. Where they differ, a knob that"
+            " moves the average does not decide which recipe is best."
         ),
         spec={
             "data": {"values": rows},
             "height": 58 * len(varied),
             "mark": {"type": "bar"},
             "encoding": {
-                "y": vl.name("knob", axis={"grid": False, "labelFontSize": 12.5}, scale={"paddingInner": 0.35}),
+                "y": vl.name(
+                    "knob",
+                    axis={"grid": False, "labelFontSize": 12.5},
+                    scale={"paddingInner": 0.35},
+                ),
                 "yOffset": vl.name("method"),
                 "x": vl.number("share", "share, %"),
                 "color": vl.palette("method", {"PED-ANOVA": vl.BLUE, "fANOVA": vl.ORANGE}, methods),
@@ -393,7 +527,10 @@ def importance(collected: Collected) -> Chart | Missing:
         table=table(
             range(len(varied)),
             ("knob", lambda place: varied[place].label),
-            *((method, lambda place, found=found: percent(found[place])) for method, found in methods.items()),
+            *(
+                (method, lambda place, found=found: percent(found[place]))
+                for method, found in methods.items()
+            ),
         ),
     )
 
@@ -412,7 +549,9 @@ def shap(collected: Collected) -> Chart | Missing:
     rows: list[Json] = []
     for knob, effect in ((varied[column], effects[:, column]) for column in order):
         ranks = np.argsort(np.argsort(effect, kind="stable"), kind="stable")
-        offsets = (ranks * GOLDEN_RATIO) % 1.0 * 2 - 1  # neighbors are spread apart, always in the same way
+        offsets = (
+            ranks * GOLDEN_RATIO
+        ) % 1.0 * 2 - 1  # neighbors are spread apart, always in the same way
         rows += [
             {
                 **vl.recipe_fields(row),
@@ -427,9 +566,10 @@ def shap(collected: Collected) -> Chart | Missing:
     weak = ": too little to trust these values." if explained < 0.5 else "."
     return Chart(
         reading=(
-            "Each point is a recipe: right of zero, its value of the knob makes it faster than the average recipe, "
-            "left slower. Red points have the knob's last value, blue its first. The forest explains "
-            f"{percent(explained, 0)} of the variance of recipes held back{weak}"
+            "Each point is a recipe: right of zero, its value of the knob makes it faster than the"
+            " average recipe, left slower. Red points have the knob's last value, blue its first."
+            f" The forest explains {percent(explained, 0)} of the variance of recipes held"
+            f" back{weak}"
         ),
         spec={
             "data": {"values": rows},
@@ -437,10 +577,18 @@ def shap(collected: Collected) -> Chart | Missing:
             "mark": {"type": "point", "filled": True, "size": 32, "opacity": 0.85},
             "encoding": {
                 "y": vl.name("knob", axis={"labelFontSize": 12.5}),
-                "yOffset": {"field": "offset", "type": "quantitative", "scale": {"domain": [-1.4, 1.4]}},
+                "yOffset": {
+                    "field": "offset",
+                    "type": "quantitative",
+                    "scale": {"domain": [-1.4, 1.4]},
+                },
                 "x": vl.number("effect", f"effect on {collected.unit}, %"),
-                "color": vl.number("shade", None, scale={"range": [LOW, MIDDLE, HIGH]}, legend=None),
-                "tooltip": vl.tooltip("knob", "value", "recipe", "choices", numbers={"effect": "effect, %"}),
+                "color": vl.number(
+                    "shade", None, scale={"range": [LOW, MIDDLE, HIGH]}, legend=None
+                ),
+                "tooltip": vl.tooltip(
+                    "knob", "value", "recipe", "choices", numbers={"effect": "effect, %"}
+                ),
             },
         },
         table=table(
@@ -467,25 +615,39 @@ def _weighed(collected: Collected) -> Sequence[RankedRecipe]:
 def _varied(collected: Collected) -> tuple[Knob, ...] | Missing:
     measured = len(collected.ranking)
     if measured < FEWEST_RECIPES:
-        return Missing(reason=f"Importance needs at least {FEWEST_RECIPES} measured recipes; there are {measured}.")
+        return Missing(
+            reason=(
+                f"Importance needs at least {FEWEST_RECIPES} measured recipes; there are"
+                f" {measured}."
+            )
+        )
     if collected.ranking[0].standing.tokens_per_s == collected.ranking[-1].standing.tokens_per_s:
-        return Missing(reason="Every measured recipe has the same speed: there is nothing to explain.")
+        return Missing(
+            reason="Every measured recipe has the same speed: there is nothing to explain."
+        )
     found = knobs(collected.survey, [row.recipe for row in collected.ranking])
     return found or Missing(reason="The measured recipes differ in no knob of the space.")
 
 
-def shares(varied: Sequence[Knob], ranking: Sequence[RankedRecipe], best_share: float) -> dict[str, tuple[float, ...]]:
+def shares(
+    varied: Sequence[Knob], ranking: Sequence[RankedRecipe], best_share: float
+) -> dict[str, tuple[float, ...]]:
     """Return each method's share of 1 for each knob, in their order."""
     import optuna
     from optuna.distributions import BaseDistribution, CategoricalDistribution
-    from optuna.importance import FanovaImportanceEvaluator, PedAnovaImportanceEvaluator, get_param_importances
+    from optuna.importance import (
+        FanovaImportanceEvaluator,
+        PedAnovaImportanceEvaluator,
+        get_param_importances,
+    )
 
     evaluators: dict[str, BaseImportanceEvaluator] = {
         "PED-ANOVA": PedAnovaImportanceEvaluator(target_quantile=best_share),
         "fANOVA": FanovaImportanceEvaluator(seed=SEED),
     }
     choices: dict[str, BaseDistribution] = {
-        knob.name: CategoricalDistribution([shown(value) for value in knob.values]) for knob in varied
+        knob.name: CategoricalDistribution([shown(value) for value in knob.values])
+        for knob in varied
     }
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -494,13 +656,21 @@ def shares(varied: Sequence[Knob], ranking: Sequence[RankedRecipe], best_share: 
     for row in ranking:
         params = {knob.name: knob.word(row.recipe) for knob in varied}
         speed = row.standing.tokens_per_s
-        study.add_trial(optuna.trial.create_trial(params=params, distributions=choices, value=speed))
-    found = {method: get_param_importances(study, evaluator=one) for method, one in evaluators.items()}
-    return {method: tuple(float(by_name[knob.name]) for knob in varied) for method, by_name in found.items()}
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=choices, value=speed)
+        )
+    found = {
+        method: get_param_importances(study, evaluator=one) for method, one in evaluators.items()
+    }
+    return {
+        method: tuple(float(by_name[knob.name]) for knob in varied)
+        for method, by_name in found.items()
+    }
 
 
 def shap_effects(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> tuple[Matrix, float]:
-    """Return the factor on tokens/s, less 1, of each recipe's value of each knob, and the R2 on recipes held back.
+    """Return the factor on tokens/s, less 1, of each recipe's value of each knob, and the R2 on
+    recipes held back.
 
     The forest predicts the logarithm of tokens/s, in which knobs add up.
     """
@@ -511,10 +681,14 @@ def shap_effects(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> tup
         warnings.simplefilter("ignore")  # importing shap warns of optional parts that it lacks
         import shap as library
 
-    places = np.array([[knob.place(row.recipe) for knob in varied] for row in ranking], dtype=np.float64)
+    places = np.array(
+        [[knob.place(row.recipe) for knob in varied] for row in ranking], dtype=np.float64
+    )
     speeds = np.log([row.standing.tokens_per_s for row in ranking])
     forest = RandomForestRegressor(n_estimators=TREES, min_samples_leaf=2, random_state=SEED)
     effects = library.TreeExplainer(forest.fit(places, speeds)).shap_values(places)
-    guessed = cross_val_predict(forest, places, speeds, cv=KFold(FOLDS, shuffle=True, random_state=SEED))
+    guessed = cross_val_predict(
+        forest, places, speeds, cv=KFold(FOLDS, shuffle=True, random_state=SEED)
+    )
     explained = 1.0 - float(np.sum((guessed - speeds) ** 2) / np.sum((speeds - speeds.mean()) ** 2))
     return np.expm1(np.asarray(effects, dtype=np.float64)), explained

@@ -28,7 +28,9 @@ from frontrunner.text import thousands
 
 MEASURED = "measured"
 EDGE = 20
-"""Pixels between the outermost marks of a chart that can be zoomed, with their labels, and its edges, where it cuts."""
+"""Pixels between the outermost marks of a chart that can be zoomed, with their labels, and its
+edges, where it cuts.
+"""
 OVER_THE_EDGE = 6
 """Pixels by which a label of an axis may reach beyond it."""
 NUMBER = ",.4~r"
@@ -56,21 +58,30 @@ OUTCOMES: dict[str, tuple[str, str]] = {
 
 def number(field: str, title: str | None, *, from_zero: bool = True, **more: Any) -> Json:
     """Encode a quantitative field."""
-    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": from_zero}} | more
+    return {
+        "field": field,
+        "type": "quantitative",
+        "title": title,
+        "scale": {"zero": from_zero},
+    } | more
 
 
 def zoomed(panel: str, spec: Json) -> Json:
-    """Return the layers of a panel, whose name is unique in its chart, so that a reader can zoom in on both axes.
+    """Return the layers of a panel, whose name is unique in its chart, so that a reader can zoom in
+    on both axes.
 
-    The wheel is that of the page unless Ctrl or Cmd is held, and a finger scrolls it. Marks are cut at the panel's
-    edges, so its scales need room for those that lie there.
+    The wheel is that of the page unless Ctrl or Cmd is held, and a finger scrolls it. Marks are cut
+    at the panel's edges, so its scales need room for those that lie there.
     """
 
     def with_room(part: Json) -> Json:
-        places = {channel: at for channel, at in part.get("encoding", {}).items() if channel in ("x", "y")}
+        places = {
+            channel: at for channel, at in part.get("encoding", {}).items() if channel in ("x", "y")
+        }
         scale = {"padding": EDGE, "nice": False}
         more = {
-            channel: at | {"scale": at.get("scale", {}) | scale, "axis": {"labelBound": OVER_THE_EDGE}}
+            channel: at
+            | {"scale": at.get("scale", {}) | scale, "axis": {"labelBound": OVER_THE_EDGE}}
             for channel, at in places.items()
         }
         return part | {"encoding": part.get("encoding", {}) | more}
@@ -95,11 +106,17 @@ def name(field: str, title: str | None = None, **more: Any) -> Json:
     return {"field": field, "type": "nominal", "title": title, "sort": None} | more
 
 
-def looks(field: str, known: Mapping[str, Sequence[str]], present: Iterable[str], *channels: str) -> Json:
-    """Encode a nominal field by several channels, each with its own part of the looks of the `known` values."""
+def looks(
+    field: str, known: Mapping[str, Sequence[str]], present: Iterable[str], *channels: str
+) -> Json:
+    """Encode a nominal field by several channels, each with its own part of the looks of the
+    `known` values.
+    """
     used = _present(known, present)
     return {
-        channel: name(field, scale={"domain": used, "range": [known[value][place] for value in used]})
+        channel: name(
+            field, scale={"domain": used, "range": [known[value][place] for value in used]}
+        )
         for place, channel in enumerate(channels)
     }
 
@@ -120,11 +137,16 @@ def _present(known: Collection[str], present: Iterable[str]) -> list[str]:
     return [value for value in known if value in found]
 
 
-def tooltip(*fields: str, numbers: Mapping[str, str] = MappingProxyType({}), **titled: str) -> list[Json]:
-    """Return a tooltip of these fields; keyword arguments are field=title, and `numbers` are rounded."""
+def tooltip(
+    *fields: str, numbers: Mapping[str, str] = MappingProxyType({}), **titled: str
+) -> list[Json]:
+    """Return a tooltip of these fields; keyword arguments are field=title, and `numbers` are
+    rounded.
+    """
     words = {field: field for field in fields} | titled
     quantities = [
-        {"field": field, "title": title, "type": "quantitative", "format": NUMBER} for field, title in numbers.items()
+        {"field": field, "title": title, "type": "quantitative", "format": NUMBER}
+        for field, title in numbers.items()
     ]
     return [*({"field": field, "title": title} for field, title in words.items()), *quantities]
 
@@ -145,8 +167,12 @@ def rule(axis: str, at: float, words: str) -> list[Json]:
     ]
 
 
-def layer(kind: str, encoding: Json, *, rows: Sequence[Json] | None = None, where: str = "", **mark: Any) -> Json:
-    """Return a layer of marks: of `rows`, else of the chart's own, and of these only those `where` a test holds."""
+def layer(
+    kind: str, encoding: Json, *, rows: Sequence[Json] | None = None, where: str = "", **mark: Any
+) -> Json:
+    """Return a layer of marks: of `rows`, else of the chart's own, and of these only those `where`
+    a test holds.
+    """
     data = {} if rows is None else {"data": {"values": list(rows)}}
     kept = {"transform": [{"filter": where}]} if where else {}
     return {**data, **kept, "mark": {"type": kind} | mark, "encoding": encoding}
@@ -159,7 +185,9 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """Why a chart cannot be drawn, as a sentence; reports leave out one that never `applies` to such a campaign."""
+    """Why a chart cannot be drawn, as a sentence; reports leave out one that never `applies` to
+    such a campaign.
+    """
 
     reason: str
     applies: bool = True
@@ -178,11 +206,15 @@ class Table:
 
 
 def table(rows: Sequence[Row], *columns: tuple[str, str | Callable[[Row], str]]) -> Table:
-    """Return rows as text; columns are (title, key of a row or function of it), and None is a dash."""
+    """Return rows as text; columns are (title, key of a row or function of it), and None is a
+    dash.
+    """
 
     def cell(row: Any, value: str | Callable[[Any], str]) -> str:
         found = value(row) if callable(value) else row[value]
-        return "-" if found is None else thousands(found) if isinstance(found, float) else str(found)
+        return (
+            "-" if found is None else thousands(found) if isinstance(found, float) else str(found)
+        )
 
     found = (tuple(cell(row, value) for _, value in columns) for row in rows)
     return Table(tuple(title for title, _ in columns), tuple(found))
@@ -190,7 +222,9 @@ def table(rows: Sequence[Row], *columns: tuple[str, str | Callable[[Row], str]])
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A Vega-Lite specification without the page's colors, what to read in it, the same as a table, and its gaps."""
+    """A Vega-Lite specification without the page's colors, what to read in it, the same as a table,
+    and its gaps.
+    """
 
     reading: str
     spec: Json
@@ -204,12 +238,13 @@ MOST_LINES = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Collected:
-    """One campaign as the store knows it: all attempts as they ended, and of its recipes as many as can be drawn.
+    """One campaign as the store knows it: all attempts as they ended, and of its recipes as many as
+    can be drawn.
 
-    `ranking` has the front, the `MOST_LINES` fastest and an `even` selection of the `ranked` recipes, of which
-    `with_peak` have a known peak memory. `failed` are the first `MOST_FAILURES` trials whose final outcome is a
-    failure; `reused` counts attempts that reused earlier outcomes; `limits` are the budget's. `around` is the
-    recipe that a sweep is around.
+    `ranking` has the front, the `MOST_LINES` fastest and an `even` selection of the `ranked`
+    recipes, of which `with_peak` have a known peak memory. `failed` are the first `MOST_FAILURES`
+    trials whose final outcome is a failure; `reused` counts attempts that reused earlier outcomes;
+    `limits` are the budget's. `around` is the recipe that a sweep is around.
     """
 
     campaign: Campaign
@@ -233,7 +268,9 @@ class Collected:
         if self.around is None:
             return self.ranking[0] if self.ranking else NOTHING_MEASURED
         found = next((row for row in self.ranking if row.recipe == self.around), None)
-        return found or Missing(reason=f"The recipe itself, {self.around.describe()}, was not measured.")
+        return found or Missing(
+            reason=f"The recipe itself, {self.around.describe()}, was not measured."
+        )
 
     @property
     def problem(self) -> Problem:
@@ -253,7 +290,9 @@ class Collected:
         )
 
     def rate(self, tokens_per_s: float, recipe: Recipe) -> float:
-        """Return what the campaign seeks at tokens/s of a recipe; per device as TFLOPS of the model's own work."""
+        """Return what the campaign seeks at tokens/s of a recipe; per device as TFLOPS of the
+        model's own work.
+        """
         if self.sought == "tokens":
             return tokens_per_s
         found = tokens_per_s / self.problem.divisor(self.sought, recipe)
@@ -266,7 +305,9 @@ class Collected:
         if self.sought == "tokens":
             return self.attempts.tokens_per_s
         trials = self.attempts.trials
-        of_one = trials.recipes.each_recipe(("devices", "group"), lambda recipe: self.rate(1.0, recipe))
+        of_one = trials.recipes.each_recipe(
+            ("devices", "group"), lambda recipe: self.rate(1.0, recipe)
+        )
         found: Numbers = self.attempts.tokens_per_s * of_one[self.attempts.rows]
         return found
 
@@ -303,9 +344,17 @@ def evenly(rows: Sequence[Row], most: int = MOST_DRAWN) -> Sequence[Row]:
     return rows[:: max(1, -(-len(rows) // most))]
 
 
-def collect(store: Store, campaign: Campaign, survey: Survey, around: Recipe | None = None) -> Collected:
-    """Read what the charts need; `survey` is the one of the campaign's space and problem, `around` a sweep's center."""
-    attempts, front, now = attempts_of(store, campaign), pareto(store, campaign), status(store, campaign)
+def collect(
+    store: Store, campaign: Campaign, survey: Survey, around: Recipe | None = None
+) -> Collected:
+    """Read what the charts need; `survey` is the one of the campaign's space and problem, `around`
+    a sweep's center.
+    """
+    attempts, front, now = (
+        attempts_of(store, campaign),
+        pareto(store, campaign),
+        status(store, campaign),
+    )
     trials = attempts.trials
     ranked = trials.ordered(trials.ranks > 0, RANK)
     ids = trials.recipe_ids[ranked].tolist()
@@ -315,7 +364,11 @@ def collect(store: Store, campaign: Campaign, survey: Survey, around: Recipe | N
         campaign=campaign,
         survey=survey,
         attempts=attempts,
-        ranking=ranked_at(store, campaign, {name: place for place, name in enumerate(ids, start=1) if name in drawn}),
+        ranking=ranked_at(
+            store,
+            campaign,
+            {name: place for place, name in enumerate(ids, start=1) if name in drawn},
+        ),
         ranked=len(ids),
         with_peak=int(np.isfinite(trials.figures["peak_memory_bytes_max_rank"][ranked]).sum()),
         even=even,
@@ -331,7 +384,9 @@ def collect(store: Store, campaign: Campaign, survey: Survey, around: Recipe | N
 
 @dataclass(frozen=True, kw_only=True)
 class Knob:
-    """A dimension with the values that recipes have on it, in the order of the space; numbers ascend."""
+    """A dimension with the values that recipes have on it, in the order of the space; numbers
+    ascend.
+    """
 
     dimension: Dimension
     values: tuple[Choice, ...]
@@ -375,5 +430,10 @@ def knobs(survey: Survey, recipes: Sequence[Recipe]) -> tuple[Knob, ...]:
         present = {dimension.of(recipe) for recipe in recipes}
         # Recipes without a pipeline have the schedule `none`, whatever the space lists.
         if len(listed) > 1 and len(present) > 1:
-            found.append(Knob(dimension=dimension, values=tuple(sorted(present, key=partial(order, list(listed))))))
+            found.append(
+                Knob(
+                    dimension=dimension,
+                    values=tuple(sorted(present, key=partial(order, list(listed)))),
+                )
+            )
     return tuple(found)

@@ -1,4 +1,6 @@
-"""Charts of one recipe: the parts of its step and of its memory, and the step times of its measurements."""
+"""Charts of one recipe: the parts of its step and of its memory, and the step times of its
+measurements.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,19 @@ ESTIMATED, MEASURED = "estimated", "measured"
 LEAST_SHARE = 0.1
 """A part shorter than this share of the longest bar has its name in the legend alone."""
 UNLIKE = 4
-"""Steps of which the longest takes more than this multiple of the shortest are drawn as shares of each."""
+"""Steps of which the longest takes more than this multiple of the shortest are drawn as shares of
+each.
+"""
 FAR = 4
-"""A memory limit beyond this multiple of the fullest rank is not drawn: the bars would be slivers."""
+"""A memory limit beyond this multiple of the fullest rank is not drawn: the bars would be
+slivers.
+"""
 
 
 def step_bars(found: Breakdown) -> Json | None:
-    """Specify the parts of a step as a stacked bar, above the measured step time if known; None without times."""
+    """Specify the parts of a step as a stacked bar, above the measured step time if known; None
+    without times.
+    """
     if found.estimate.step_time_s is None:
         return None
     parts = {PARTS[part]: time_s for part, time_s in found.estimate.step_parts_s.items()}
@@ -49,15 +57,20 @@ def step_bars(found: Breakdown) -> Json | None:
     if found.measured is not None:
         bars[MEASURED] = {"": found.measured.step_time_s}
     total = sum(parts.values())
-    legend = {part: f"{part} {seconds(amount)}, {percent(amount / total)}" for part, amount in parts.items() if amount}
+    legend = {
+        part: f"{part} {seconds(amount)}, {percent(amount / total)}"
+        for part, amount in parts.items()
+        if amount
+    }
     return _bars(bars, legend, seconds, title="seconds per step")
 
 
 def steps_beside(found: Mapping[str, Breakdown]) -> Json | None:
-    """Specify the parts of recipes' steps as stacked bars, each above its measured step time if it has one.
+    """Specify the parts of recipes' steps as stacked bars, each above its measured step time if it
+    has one.
 
-    Steps of unlike length are drawn as shares of each one's estimate, or the short ones would not be seen. None where
-    no step time is estimated.
+    Steps of unlike length are drawn as shares of each one's estimate, or the short ones would not
+    be seen. None where no step time is estimated.
     """
     timed = {named: one for named, one in found.items() if one.estimate.step_time_s is not None}
     if not timed:
@@ -74,13 +87,17 @@ def steps_beside(found: Mapping[str, Breakdown]) -> Json | None:
             its[f"{named}, {MEASURED} {seconds(time_s)}"] = {"": time_s}
         bars |= its
         wholes |= dict.fromkeys(its, totals[named] if is_unlike else 1.0)
-    legend = {part: part for parts in bars.values() for part, time_s in parts.items() if part and time_s}
+    legend = {
+        part: part for parts in bars.values() for part, time_s in parts.items() if part and time_s
+    }
     title = "share of each one's estimated step" if is_unlike else "seconds per step"
     return _bars(bars, legend, seconds, title=title, wholes=wholes)
 
 
 def memory_bars(found: Breakdown) -> Json:
-    """Specify the memory of each rank of the pipeline as stacked bars in GiB, with the device's limit."""
+    """Specify the memory of each rank of the pipeline as stacked bars in GiB, with the device's
+    limit.
+    """
     bars: dict[str, Mapping[str, float]] = {
         f"{rank.holds}, {counted(rank.layers, 'layer')}": {
             part.replace("_", " "): amount / GIB for part, amount in rank.memory_parts_bytes.items()
@@ -118,9 +135,13 @@ def _bars(
     limit: float = 0.0,
     wholes: Mapping[str, float] = MappingProxyType({}),
 ) -> Json:
-    """Specify stacked bars; those of `wholes` are drawn over these, their lengths as shares of them."""
+    """Specify stacked bars; those of `wholes` are drawn over these, their lengths as shares of
+    them.
+    """
     rows: list[Json] = []
-    longest = max(limit, *(sum(parts.values()) / wholes.get(bar, 1.0) for bar, parts in bars.items()))
+    longest = max(
+        limit, *(sum(parts.values()) / wholes.get(bar, 1.0) for bar, parts in bars.items())
+    )
     for bar, parts in bars.items():
         begin, whole = 0.0, wholes.get(bar, 1.0)
         for part, amount in parts.items():
@@ -135,19 +156,29 @@ def _bars(
                         "name": part or bar,
                         "took": words(amount),
                         "share": percent(amount / sum(parts.values())),
-                        "text": "" if amount / whole < LEAST_SHARE * longest else part or words(amount),
+                        "text": (
+                            "" if amount / whole < LEAST_SHARE * longest else part or words(amount)
+                        ),
                     }
                 )
                 begin += amount / whole
     color = {
         "condition": {"test": "datum.part == ''", "value": vl.GRAY},
-        **vl.palette("part", {text: COLORS.get(part, OTHER) for part, text in legend.items()}, legend.values()),
+        **vl.palette(
+            "part",
+            {text: COLORS.get(part, OTHER) for part, text in legend.items()},
+            legend.values(),
+        ),
     }
     place: Json = {
         "y": vl.name("bar", axis={"grid": False, "labelFontSize": 12.5, "labelLimit": 230}),
         "tooltip": vl.tooltip(name="part", took="amount", share="share of the bar"),
     }
-    stacked = place | {"x": vl.number("amount", title, stack=None), "x2": {"field": "end"}, "color": color}
+    stacked = place | {
+        "x": vl.number("amount", title, stack=None),
+        "x2": {"field": "end"},
+        "color": color,
+    }
     text = place | {"x": vl.number("middle", title), "text": {"field": "text"}}
     return {
         "height": 46 * len(bars),
@@ -159,20 +190,22 @@ def _bars(
 
 
 def breakdown(found: Breakdown) -> Json:
-    """Specify both bars in one chart, with the recipe and its numbers as the title; without times the memory alone."""
+    """Specify both bars in one chart, with the recipe and its numbers as the title; without times
+    the memory alone.
+    """
     estimate, problem, step = found.estimate, found.problem, step_bars(found)
     about = (
-        f"{problem.model.name} on {estimate.recipe.devices:,} devices of {problem.cluster.name}, {problem.precision}, "
-        f"global batch {estimate.recipe.global_batch_seqs:,} x {problem.sequence_length:,} tokens; recipe "
-        f"{estimate.recipe_id}"
+        f"{problem.model.name} on {estimate.recipe.devices:,} devices of {problem.cluster.name},"
+        f" {problem.precision}, global batch {estimate.recipe.global_batch_seqs:,} x"
+        f" {problem.sequence_length:,} tokens; recipe {estimate.recipe_id}"
     )
     rates = f"{gib(estimate.peak_memory_bytes)} GiB at the peak"
     if estimate.step_time_s is not None:
         cells = {column.key: column.cell(estimate) for column in (*FIGURES, STEP_BOUNDS)}
         rates = (
-            f"{cells['step_time_s_median']} per step (95 %: {cells['step_time_bounds_s']}), "
-            f"{cells['tokens_per_s']} tokens/s, {cells['model_tflops_per_device']} TFLOPS/device, MFU {cells['mfu']}, "
-            f"{rates}"
+            f"{cells['step_time_s_median']} per step (95 %: {cells['step_time_bounds_s']}),"
+            f" {cells['tokens_per_s']} tokens/s, {cells['model_tflops_per_device']} TFLOPS/device,"
+            f" MFU {cells['mfu']}, {rates}"
         )
     trust = f"{found.trust.in_words().capitalize()}."
     if found.measured is not None:
@@ -184,14 +217,19 @@ def breakdown(found: Breakdown) -> Json:
             "frame": "bounds",
             "offset": 16,
         },
-        "vconcat": [*([step | {"title": "Step"}] if step else []), memory_bars(found) | {"title": "Memory"}],
+        "vconcat": [
+            *([step | {"title": "Step"}] if step else []),
+            memory_bars(found) | {"title": "Memory"},
+        ],
         "resolve": {"scale": {"color": "independent"}},
         "usermeta": {"margin": 200},
     }
 
 
 def step_times(measured: Sequence[tuple[str, Sequence[float]]]) -> Json | None:
-    """Specify the steps of each measurement as points on a line, with their median; None without a measurement."""
+    """Specify the steps of each measurement as points on a line, with their median; None without a
+    measurement.
+    """
     rows = [{"name": named, "time": time_s} for named, times in measured for time_s in times]
     if not rows:
         return None

@@ -1,4 +1,6 @@
-"""Charts as SVG and PNG files without a browser, and the script that draws them in one, both by vl-convert."""
+"""Charts as SVG and PNG files without a browser, and the script that draws them in one, both by
+vl-convert.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ WIDTH, HEIGHT = 960, 300
 PNG_SCALE = 2.0
 VEGA_LITE = "6.4"
 LICENSE = (
-    "/* Vega, Vega-Lite, Vega-Embed: Copyright University of Washington Interactive Data Lab and others, "
-    "BSD-3-Clause, https://github.com/vega */"
+    "/* Vega, Vega-Lite, Vega-Embed: Copyright University of Washington Interactive Data Lab and"
+    " others, BSD-3-Clause, https://github.com/vega */"
 )
 FONT = "system-ui, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
 
@@ -30,12 +32,33 @@ def theme(*, is_dark: bool) -> Json:
     """Return the Vega-Lite configuration for a light or a dark page."""
     light = ("#1f2328", "#59636e", "#e4e8ec", "#ffffff")
     ink, quiet, grid, paper = ("#e6edf3", "#b1bac4", "#2a313a", "#0d1117") if is_dark else light
-    words = {"labelColor": ink, "titleColor": quiet, "labelFontSize": 11.5, "titleFontSize": 12, "titleFontWeight": 400}
-    legend = {"orient": "bottom", "title": None, "columns": 5, "labelLimit": 260, "symbolSize": 90, "symbolOpacity": 1}
-    title = {"color": ink, "subtitleColor": quiet, "anchor": "start", "frame": "group", "offset": 10}
+    words = {
+        "labelColor": ink,
+        "titleColor": quiet,
+        "labelFontSize": 11.5,
+        "titleFontSize": 12,
+        "titleFontWeight": 400,
+    }
+    legend = {
+        "orient": "bottom",
+        "title": None,
+        "columns": 5,
+        "labelLimit": 260,
+        "symbolSize": 90,
+        "symbolOpacity": 1,
+    }
+    title = {
+        "color": ink,
+        "subtitleColor": quiet,
+        "anchor": "start",
+        "frame": "group",
+        "offset": 10,
+    }
     return {
         "background": "transparent",
-        "aria": False,  # the element that holds a chart has a label, and a table says the same in words
+        "aria": (
+            False
+        ),  # the element that holds a chart has a label, and a table says the same in words
         "font": FONT,
         "view": {"stroke": None, "continuousHeight": HEIGHT},
         "axis": words | {"gridColor": grid, "domainColor": grid, "tickColor": grid},
@@ -44,15 +67,23 @@ def theme(*, is_dark: bool) -> Json:
         "legend": words | legend,
         "title": title | {"fontSize": 14, "subtitleFontSize": 12},
         "text": {"color": ink, "fontSize": 11.5},
-        "style": {"halo": {"stroke": paper, "strokeWidth": 3, "strokeJoin": "round", "strokeOpacity": 0.85}},
+        "style": {
+            "halo": {
+                "stroke": paper,
+                "strokeWidth": 3,
+                "strokeJoin": "round",
+                "strokeOpacity": 0.85,
+            }
+        },
     }
 
 
 def fitted(spec: Json, width: float) -> Json:
     """Return a copy of a specification whose panels fill a width; as `fitted` of charts.js.
 
-    `usermeta` states how many `panels` there are, where a facet makes them, and what each needs: `least` pixels with
-    its axis, of which `margin` are the axis's. A panel with a width of its own keeps it.
+    `usermeta` states how many `panels` there are, where a facet makes them, and what each needs:
+    `least` pixels with its axis, of which `margin` are the axis's. A panel with a width of its own
+    keeps it.
     """
     found = deepcopy(spec)
     needs = found.get("usermeta", {})
@@ -75,8 +106,12 @@ def fitted(spec: Json, width: float) -> Json:
 
 
 def _still(spec: Json) -> Json:
-    """Return a specification without what `marks.zoomed` adds for readers: a file needs none of it."""
-    parts: Json = {key: [*map(_still, spec[key])] for key in ("layer", "hconcat", "vconcat") if key in spec}
+    """Return a specification without what `marks.zoomed` adds for readers: a file needs none of
+    it.
+    """
+    parts: Json = {
+        key: [*map(_still, spec[key])] for key in ("layer", "hconcat", "vconcat") if key in spec
+    }
     if "params" in spec:
         parts["params"] = [one for one in spec["params"] if one.get("bind") != "scales"]
     return spec | parts
@@ -87,9 +122,16 @@ def picture(spec: Json, kind: str, *, title: str = "") -> bytes:
     require_installed()
     import vl_convert
 
-    found = fitted(_still(spec), WIDTH) | {"config": theme(is_dark=False) | {"background": "white", "padding": 16}}
+    found = fitted(_still(spec), WIDTH) | {
+        "config": theme(is_dark=False) | {"background": "white", "padding": 16}
+    }
     if title:
-        found["title"] = {"text": plain(title).replace("\n", " "), "fontSize": 16, "offset": 14, "frame": "bounds"}
+        found["title"] = {
+            "text": plain(title).replace("\n", " "),
+            "fontSize": 16,
+            "offset": 14,
+            "frame": "bounds",
+        }
     if kind == "png":
         return vl_convert.vegalite_to_png(found, vl_version=VEGA_LITE, scale=PNG_SCALE)
     return vl_convert.vegalite_to_svg(found, vl_version=VEGA_LITE).encode()
@@ -102,7 +144,9 @@ def require_installed() -> None:
 
 @cache
 def javascript() -> str:
-    """Return the script that draws the charts of a page: Vega, Vega-Lite, the two themes and charts.js."""
+    """Return the script that draws the charts of a page: Vega, Vega-Lite, the two themes and
+    charts.js.
+    """
     require_installed()
     import vl_convert
 

@@ -11,7 +11,8 @@ LEAST_ROWS = 2
 
 
 def scaling_curve(found: Scaling) -> Json | None:
-    """Specify tokens/s over nodes with their 95 % interval, beside a line of equal tokens/s per node; None for a point.
+    """Specify tokens/s over nodes with their 95 % interval, beside a line of equal tokens/s per
+    node; None for a point.
 
     None, too, without times. That line goes through the fewest nodes on which a recipe fits.
     """
@@ -40,9 +41,13 @@ def scaling_curve(found: Scaling) -> Json | None:
             }
         )
     log: Json = {"scale": {"type": "log", "base": 2, "nice": False}}
-    nodes: Json = vl.number("nodes", "nodes") | log | {"axis": {"values": [row["nodes"] for row in rows]}}
+    nodes: Json = (
+        vl.number("nodes", "nodes") | log | {"axis": {"values": [row["nodes"] for row in rows]}}
+    )
     scale: Json = {"scale": {"type": "log", "nice": True}}
-    hints = vl.tooltip("nodes", "recipe", words="estimate", efficiency="tokens/s per device, of the first")
+    hints = vl.tooltip(
+        "nodes", "recipe", words="estimate", efficiency="tokens/s per device, of the first"
+    )
     bounds = {"x": nodes, "y": vl.number("low", "tokens/s") | scale, "y2": {"field": "high"}}
     rate = {"x": nodes, "y": vl.number("rate", "tokens/s") | scale}
     even = {"x": nodes, "y": vl.number("even", "tokens/s") | scale}
@@ -53,6 +58,8 @@ def scaling_curve(found: Scaling) -> Json | None:
             vl.layer("line", even, color=vl.GRAY, strokeDash=[5, 4], strokeWidth=1.5),
             vl.layer("rule", bounds, where="isValid(datum.low)", color=vl.GRAY, strokeWidth=2),
             vl.layer("line", rate, color=vl.BLUE, strokeWidth=2.5),
-            vl.layer("point", rate | {"tooltip": hints}, color=vl.BLUE, filled=True, opacity=1, size=70),
+            vl.layer(
+                "point", rate | {"tooltip": hints}, color=vl.BLUE, filled=True, opacity=1, size=70
+            ),
         ],
     }
