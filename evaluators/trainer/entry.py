@@ -26,7 +26,9 @@ _LATE_IMPORTS = {
     "torch": (
         "torch._dynamo",
         "torch.distributed.checkpoint",
+        "torch.distributed.checkpoint._fsspec_filesystem",
         "torch.distributed.tensor.experimental",
+        "torch.utils.serialization.config",
     ),
     "deepspeed": (
         "deepspeed",
@@ -45,14 +47,19 @@ cold start.
 
 
 def preload(engines: Sequence[str] = ("torch",)) -> None:
-    """Import every heavy module that a rank of these engines uses; start no thread, and touch no
-    accelerator.
+    """Import every heavy module that a rank of these engines uses, and freeze what is in memory.
+
+    It starts no thread and touches no accelerator, so that a process may fork ranks afterwards.
+    The garbage collector of a forked rank skips frozen objects. Otherwise each collection would
+    visit all of torch's objects, and the kernel would copy every memory page that holds one.
     """
     for engine in dict.fromkeys(("torch", *engines)):
         for name in _LATE_IMPORTS[engine]:
             import_module(name)
     # The first optimizer ever built pays for imports of its own.
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
+    gc.collect()
+    gc.freeze()
 
 
 def run_rank(job: Job, *, rank: int, world_size: int, init_method: str, local_rank: int) -> None:

@@ -12,13 +12,17 @@ import sys
 import traceback
 from collections import Counter
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import CodeType
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from frontrunner.evaluators.trainer.entry import preload, run_rank
+from frontrunner.evaluators import trainer
+from frontrunner.evaluators.trainer.entry import preload
 from frontrunner.evaluators.trainer.job import Job
 from support.looks import LOOKS
 
@@ -69,6 +73,8 @@ def _run_forked(order: dict[str, Any]) -> list[int]:
         child = os.fork()
         if child == 0:
             _write_to_log(job, rank)
+            if order["fault"] is not None:
+                _change_trainer(*order["fault"])
             if order["look"] is not None:
                 _look(job, rank, rendezvous, order["look"])
             _be_rank(job, rank, rendezvous, counting=order["count_collectives"])
@@ -90,6 +96,46 @@ def _write_to_log(job: Job, rank: int) -> None:
     os.dup2(log, 2)
 
 
+_IMPORTED_ONCE = ("job", "rendezvous")
+"""Modules of the trainer that the order was read with, or that torch takes once in a process."""
+
+
+class _ChangedSource(SourceFileLoader):
+    """Loads one file of the trainer with one text in the place of another."""
+
+    def __init__(self, name: str, path: str, *, old: str, new: str) -> None:
+        super().__init__(name, path)
+        self._texts = old.encode(), new.encode()
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the changed source, and not what an earlier import has cached."""
+        old, new = self._texts
+        source = self.get_data(self.path)
+        assert source.count(old) == 1, f"{self.path} holds {old!r} {source.count(old)} times"
+        return self.source_to_code(source.replace(old, new), self.path)
+
+
+def _change_trainer(file: str, old: str, new: str) -> None:
+    """Import the trainer once more in this process, with a change of one file.
+
+    A file named "" stands for no change: the trainer is imported once more as it is.
+    """
+    prefix = f"{trainer.__name__}."
+    changed = prefix + Path(file).stem
+    for name in [name for name in sys.modules if name.startswith(prefix)]:
+        if name.removeprefix(prefix) not in _IMPORTED_ONCE:
+            del sys.modules[name]
+    if file:
+        path = str(Path(trainer.__file__).with_name(file))
+        loader = _ChangedSource(changed, path, old=old, new=new)
+        spec = spec_from_file_location(changed, path, loader=loader)
+        assert spec is not None
+        module = module_from_spec(spec)
+        sys.modules[changed] = module
+        loader.exec_module(module)
+        setattr(trainer, Path(file).stem, module)
+
+
 def _look(job: Job, rank: int, rendezvous: Path, look: str) -> NoReturn:
     """Be the rank as one of `LOOKS` does, leave its answer in `rank-N.LOOK.json`, and end."""
     try:
@@ -108,9 +154,10 @@ def _be_rank(job: Job, rank: int, rendezvous: Path, *, counting: bool) -> None:
 
     What it received is left in `rank-N.bytes.json`.
     """
+    entry = import_module("frontrunner.evaluators.trainer.entry")  # the changed one, with a fault
     counter = _CollectiveCounter()
     with counter if counting else contextlib.nullcontext():
-        run_rank(
+        entry.run_rank(
             job,
             rank=rank,
             world_size=job.recipe.devices,

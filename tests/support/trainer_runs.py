@@ -29,7 +29,10 @@ from frontrunner.spaces.sharding import Sharding
 
 SEQUENCE_LENGTH = 32
 GLOBAL_BATCH_SEQS = 8
-STEPS = 5
+STEPS = 3
+"""The first step shows wrong gradients, the second a wrong update, the third wrong momentum."""
+BALANCING_STEPS = 5
+"""Steps after which biases that balance experts have changed the choice of experts."""
 TOLERANCE = 1e-6
 """Relative, in fp32: rounding alone leaves up to 5e-7, a learning rate off by 1e-4 leaves 3e-5."""
 GPT2: dict[str, Any] = {
@@ -73,6 +76,8 @@ changes.
 BALANCED: dict[str, Any] = (
     LATENT | EXPERTS | {"balancing": "loss", "balancing_weight": 0.5, "shared_experts": 1}
 )
+Fault = tuple[str, str, str]
+"""A file of the trainer, a text that it holds once, and the text that takes its place."""
 CLIP_NORM = 0.2
 NEVER_REACHED = 1000.0
 
@@ -164,20 +169,21 @@ def prepare(job: Job) -> Path:
 
 
 def training_job(job: Job, *, clip_norm: float | None = CLIP_NORM) -> Job:
-    """Have `job` train for `STEPS` steps and leave a checkpoint. `NEVER_REACHED` has norms counted,
-    and clips nothing.
+    """Have `job` train for a few steps and leave a checkpoint.
 
-    The rate is such that a step is small either way: after long ones another order of summation is
-    seen, as a fault is.
+    With `NEVER_REACHED` as norm, gradient norms are counted and nothing is clipped. The learning
+    rate keeps steps small either way: after large steps another order of summation would show as
+    a fault does.
     """
     rate = 0.02 if clip_norm == CLIP_NORM else 0.002
+    steps = BALANCING_STEPS if job.model.balancing == "bias" else STEPS
     train = Train(
-        steps=STEPS,
+        steps=steps,
         warm_up_steps=0,
         final_learning_rate_fraction=1.0,
         evaluation_every_steps=0,
         evaluation_batches=0,
-        checkpoint_every_steps=STEPS,
+        checkpoint_every_steps=steps,
         keep_checkpoints=1,
         metrics="csv",
     )
@@ -204,7 +210,11 @@ def reference(job: Job, *, learning_rate_scale: float = 1.0) -> Trained:
     """Train by one process, in fp64: a plain model, the whole global batch at once, torch's own
     optimizer.
     """
-    steps = STEPS if job.probe is None else job.probe.warm_up_steps + job.probe.measured_steps
+    if job.train is not None:
+        steps = job.train.steps
+    else:
+        assert job.probe is not None
+        steps = job.probe.warm_up_steps + job.probe.measured_steps
     torch.set_num_threads(1)
     model = Gpt(job.model, sequence_length=job.sequence_length, layers=range(job.model.layers))
     initialize(model.named_parameters(), seed=job.seed, layers=job.model.layers)
@@ -247,9 +257,10 @@ def reference_losses(job: Job, *, learning_rate_scale: float = 1.0) -> list[floa
     return reference(job, learning_rate_scale=learning_rate_scale).losses
 
 
-def train(job: Job) -> Trained:
-    """Run a `training_job`'s ranks. Weights and momentum are those of its checkpoint; DeepSpeed's
-    its ranks'.
+def train(job: Job, fault: Fault | None = None) -> Trained:
+    """Run a `training_job`'s ranks, with `fault` in their copy of the trainer.
+
+    Weights and momentum come from the checkpoint; those of DeepSpeed from its ranks.
     """
     if job.recipe.engine == "deepspeed":
         seen = look(job, "deepspeed")[0]
@@ -260,7 +271,7 @@ def train(job: Job) -> Trained:
         ]
         tensors = {name: tensor for rank in ranks for name, tensor in rank.items()}
     else:
-        tensors = _checkpointed(run_job(job)["checkpoint"])
+        tensors = _checkpointed(run_job(job, fault)["checkpoint"])
         steps = [event for event in read_progress(job) if event["event"] == "step"]
         losses, norms = [step["loss"] for step in steps], [step["gradient_norm"] for step in steps]
     kinds = {
@@ -312,8 +323,9 @@ def differences(trained: Trained, right: Trained) -> dict[str, float]:
     found["gradient norms"] = max((_relative(*pair) for pair in norms), default=0.0)
     for kind in ("weights", "momentum"):
         tensors, right_ones = getattr(trained, kind), getattr(right, kind)
-        other_names = tensors.keys() ^ right_ones.keys()
-        assert not other_names, f"{kind} missing or too many: {sorted(other_names)}"
+        if other_names := sorted(tensors.keys() ^ right_ones.keys()):
+            found[f"{kind} missing or too many: {', '.join(other_names)}"] = math.inf
+            continue
         worst, name = max((_of_tensor(name, tensors, right_ones), name) for name in right_ones)
         found[f"{kind} ({name})"] = worst
     return found
@@ -363,12 +375,29 @@ class WarmParent:
             | _path(),
         )
 
-    def start(self, job: Job, *, count_collectives: bool = False, look: str | None = None) -> None:
-        """Have the job's ranks forked, without waiting for them; `look` is a name in
-        `looks.LOOKS`.
+    def start(
+        self,
+        job: Job,
+        *,
+        count_collectives: bool = False,
+        look: str | None = None,
+        fault: Fault | None = None,
+    ) -> None:
+        """Have the job's ranks forked, without waiting for them.
+
+        Args:
+            job: What the ranks run.
+            count_collectives: Whether each rank leaves its counts of collective operations.
+            look: A name in `looks.LOOKS`.
+            fault: A change of one line of the trainer that the ranks run.
         """
         assert self._process.stdin is not None
-        order = {"job": str(prepare(job)), "count_collectives": count_collectives, "look": look}
+        order = {
+            "job": str(prepare(job)),
+            "count_collectives": count_collectives,
+            "look": look,
+            "fault": fault,
+        }
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
 
@@ -380,9 +409,9 @@ class WarmParent:
         statuses: list[int] = json.loads(self._process.stdout.readline())
         return statuses
 
-    def run(self, job: Job) -> list[int]:
+    def run(self, job: Job, fault: Fault | None = None) -> list[int]:
         """Run the job's ranks to their end; see `wait`."""
-        self.start(job)
+        self.start(job, fault=fault)
         return self.wait()
 
     def close(self) -> None:
@@ -404,9 +433,9 @@ def warm_parent(engine: str = "torch") -> WarmParent:
     return parent
 
 
-def run_job(job: Job) -> dict[str, Any]:
+def run_job(job: Job, fault: Fault | None = None) -> dict[str, Any]:
     """Run the job's ranks from the warm parent and return its result; see `read_result`."""
-    statuses = warm_parent(job.recipe.engine).run(job)
+    statuses = warm_parent(job.recipe.engine).run(job, fault)
     if any(statuses):
         logs = sorted(Path(job.run_folder).glob("rank-*.log"))
         tails = [
