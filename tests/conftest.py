@@ -1,6 +1,16 @@
 """What every test relies on, wherever the tests are started from."""
 
 import os
+
+# Before torch or numpy is imported: several tests and their ranks share the processors. Settings
+# of the user's own frontrunner are not those of the tests.
+os.environ["OMP_NUM_THREADS"] = "1"
+for _name in [name for name in os.environ if name.startswith("FRONTRUNNER_")]:
+    if not _name.startswith("FRONTRUNNER_TEST_"):
+        del os.environ[_name]
+
+# ruff: noqa: E402 - the environment comes first
+
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +41,8 @@ settings.load_profile("same")
 
 
 TIERS = {"unit": "unit", "contract": "contract", "system": "system", "faults": "system"}
-"""Marker of the tests in each folder. A test marked `smoke` or `system` by itself keeps its own."""
+"""Marker of the tests in each folder. A test marked with a tier by itself keeps its own."""
+OWN_TIERS = {"smoke", "system", "nightly", "kept"}
 STARTED_FIRST = "test_slurm.py"
 """Its tests wait for a batch system most of their time: started last, they would be all that still
 runs.
@@ -41,11 +52,9 @@ runs.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         own = {mark.name for mark in item.iter_markers()}
-        if (
-            "postgresql" in item.name
-        ):  # starting a server costs more than what these see beyond SQLite
-            item.add_marker("system")
-        elif not own & {"smoke", "system"}:
+        if "postgresql" in item.name:
+            item.add_marker("system")  # starting a server costs more than these see beyond SQLite
+        elif not own & OWN_TIERS:
             item.add_marker(TIERS[item.path.relative_to(Path(__file__).parent).parts[0]])
     items.sort(key=lambda item: item.path.name != STARTED_FIRST)
 

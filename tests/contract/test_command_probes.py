@@ -233,7 +233,7 @@ def test_nothing_is_left_when_the_driver_or_the_supervisor_dies(
         else:
             # Closes the supervisor's stdin, as the kernel does when a driver is killed
             evaluator.close()
-        wait_for(lambda: not any(map(is_alive, started)), 10)
+        wait_for(lambda: not any(map(is_alive, started)))
 
 
 RANKS = """

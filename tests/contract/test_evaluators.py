@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -142,12 +141,10 @@ def test_a_harvest_removes_what_was_killed_in_writing(
 
 
 def test_a_result_whose_driver_died_before_judging_it_is_harvested(setup: ProbeSetup) -> None:
-    started_s = time.monotonic()
     evaluator = make_evaluator("probe", setup)
     one = order(setup)
     evaluator.start(one)
     (finished,) = collect(evaluator, 1)
-    elapsed_s = time.monotonic() - started_s
     (one.run_folder / "outcome.json").unlink()  # as if the driver had been killed a moment earlier
     assert names_itself(one.run_folder), "by the job alone, as that of a lost attempt"
     found = evaluator.harvest(one)
@@ -155,7 +152,7 @@ def test_a_result_whose_driver_died_before_judging_it_is_harvested(setup: ProbeS
     assert isinstance(found, Measurement)
     assert isinstance(finished.outcome, Measurement)
     assert found.step_times_s == finished.outcome.step_times_s
-    assert sum(found.step_times_s) < found.node_seconds < elapsed_s + 1
+    assert sum(found.step_times_s) < found.node_seconds
     assert RunFolder(one.run_folder).outcome() == found
 
 
@@ -174,7 +171,7 @@ def test_closing_ends_running_probes_and_every_process(tmp_path: Path) -> None:
     started = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
     assert len(started) == 3, "the fork server and two ranks"
     evaluator.close()
-    wait_for(lambda: not any(map(is_alive, started)), 5)
+    wait_for(lambda: not any(map(is_alive, started)))
     assert evaluator.progress("gone") is None
     assert not [p for p in processes_of(psutil.Process().pid) if p.pid not in before]
 
@@ -184,7 +181,7 @@ def test_closing_at_once_after_starting_leaves_nothing(tmp_path: Path) -> None:
     evaluator = make_evaluator("probe", setup)
     evaluator.start(order(setup))  # returns before the server has imported torch
     evaluator.close()
-    wait_for(lambda: not processes_of(psutil.Process().pid), 5)
+    wait_for(lambda: not processes_of(psutil.Process().pid))
 
 
 def test_an_unknown_evaluator_is_named() -> None:

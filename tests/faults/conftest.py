@@ -17,4 +17,4 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     made = Bench(tmp_path_factory.mktemp("probes"))
     yield made
     made.evaluator.close()
-    wait_for(lambda: not processes_of(os.getpid()), 30)
+    wait_for(lambda: not processes_of(os.getpid()))

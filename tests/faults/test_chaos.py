@@ -30,6 +30,8 @@ from support.campaigns import environment, spec_of, tiny
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LEAVER = Path(__file__).parents[1] / "support" / "leaver.py"
+SEED = os.environ.get("FRONTRUNNER_TEST_SEED", "1")
+"""Draws the moments of kills: the same in CI, another each night."""
 NOTHING = {"processes": [], "ports": [], "files": [], "shared_memory": []}
 
 
@@ -41,9 +43,9 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.system
-@pytest.mark.flaky(reruns=0)  # the moments that it hit are gone with its run
 @pytest.mark.parametrize(
-    ("evaluator", "campaigns", "kills"), [("simulated", 2, 120), ("probe", 1, 12)]
+    ("evaluator", "campaigns", "kills"),
+    [("simulated", 2, 120), pytest.param("probe", 1, 12, marks=pytest.mark.nightly)],
 )
 def test_killed_at_random_nothing_is_lost_doubled_or_left(
     evaluator: str, campaigns: int, kills: int
@@ -52,7 +54,7 @@ def test_killed_at_random_nothing_is_lost_doubled_or_left(
         "campaigns": campaigns,
         "kills-per-minute": kills,
         "most-kills": 4,
-        "seed": 1,
+        "seed": SEED,
         "evaluator": evaluator,
     }
     done = run(BENCHMARKS / "chaos.py", *(f"--{key}={value}" for key, value in asked.items()))

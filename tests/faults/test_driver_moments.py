@@ -99,7 +99,7 @@ def test_a_driver_that_was_taken_over_ends_its_probes_and_writes_nothing(tmp_pat
         with open_store(str(tmp_path / "frontrunner.db")) as store:
             campaign = store.campaign("tiny")
             store.acquire_lease(campaign.id, host="elsewhere", pid=1, take_over=True)
-        assert driver.wait(timeout=120) == 5
+        assert driver.wait(timeout=600) == 5
         assert processes_of(driver.pid) == []
     said = (tmp_path / "stderr").read_text()
     assert f"taken over by elsewhere:1 at {campaign_since(tmp_path)}" in said

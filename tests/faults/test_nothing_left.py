@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +29,6 @@ from support.campaigns import (
 
 pytestmark = pytest.mark.alone
 
-GRACE_S = 10.0
 ME = os.getpid()
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -76,9 +74,9 @@ class Holdings:
         ]
 
 
-def check_gone(held: Holdings, began_s: float) -> None:
+def check_gone(held: Holdings) -> None:
     assert held.ports, "ranks on one machine meet on ports of their own"
-    wait_for(lambda: not held.left(), GRACE_S - (time.monotonic() - began_s))
+    wait_for(lambda: not held.left())
 
 
 def by_its_deadline(probe: Watch) -> None:
@@ -113,7 +111,7 @@ def test_an_attempt_leaves_nothing(bench: Bench, end: Callable[[Watch], None]) -
     assert len(held.processes) == 2
     end(bench.evaluator._running[one.token])
     bench.failure()
-    check_gone(held, time.monotonic())
+    check_gone(held)
 
 
 @pytest.mark.system
@@ -133,7 +131,6 @@ def test_a_killed_driver_leaves_nothing_that_the_next_one_does_not_end(
             lambda: [
                 run for run in tmp_path.glob("frontrunner-runs/tiny/*.1") if steps_written(run)
             ],
-            timeout_s=120,
         )
         family = processes_of(driver.pid)
         (server,) = (process for process in family if process.ppid() == driver.pid)
@@ -142,12 +139,10 @@ def test_a_killed_driver_leaves_nothing_that_the_next_one_does_not_end(
             ranks_of(driver.pid)[0].suspend()  # so that they do not come to their end by themselves
         held = Holdings.of(family)
         driver.send_signal(signal.SIGKILL)
-        killed_s = time.monotonic()
     if not is_server_stopped:
-        check_gone(held, killed_s)
+        check_gone(held)
         assert list(temporary.glob("frontrunner*")) == []
     else:
-        time.sleep(2.0)
         assert len(processes_of(driver.pid)) == 3, "nothing ends them"
     resumed = frontrunner("resume", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr

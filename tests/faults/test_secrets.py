@@ -40,7 +40,7 @@ def run(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProce
         env=variables,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 

@@ -39,7 +39,7 @@ class Bench:
     def stepping(self, *, runs: Path | None = None, **problem: object) -> ProbeOrder:
         """A probe that has begun to step and does so without an end."""
         one = self.start(setup_of(self.folder, probe=ENDLESS, problem=problem), runs=runs)
-        wait_for(lambda: self.is_stepping(one), 120)
+        wait_for(lambda: self.is_stepping(one))
         return one
 
     def outcome(self, timeout_s: float = 40.0) -> Failure | Measurement:

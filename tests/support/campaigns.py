@@ -66,7 +66,12 @@ def tiny(**sections: Table) -> Table:
         },
         "search": {"strategy": "random", "seed": 3},
         "budget": {},
-        "probe": {"warm_up_steps": 1, "measured_steps": 2, "deadline_s": 60, "step_deadline_s": 30}
+        "probe": {
+            "warm_up_steps": 1,
+            "measured_steps": 2,
+            "deadline_s": 600,
+            "step_deadline_s": 300,
+        }
         | {"foreign_load_limit": 1.0},  # tests share their machine
     }
     for name, section in sections.items():
@@ -153,7 +158,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def frontrunner(
-    *arguments: str, cwd: Path, timeout_s: float = 400
+    *arguments: str, cwd: Path, timeout_s: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end."""
     return subprocess.run(
@@ -208,7 +213,7 @@ def started(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 120.0, pause_s: float = 0.02) -> Any:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 600.0, pause_s: float = 0.02) -> Any:
     """The condition's first true value; fails the test where there is none in time."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):

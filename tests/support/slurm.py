@@ -80,7 +80,7 @@ class SlurmCluster:
         environment = {**os.environ, **self.environment}
         try:
             done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, check=True, timeout=60
+                command, env=environment, capture_output=True, text=True, check=True, timeout=600
             )
         except subprocess.CalledProcessError as error:
             error.add_note(error.stderr)

@@ -142,7 +142,7 @@ def small_job(folder: Path, **changes: Any) -> Job:
         seed=7,
         device="cpu",
         memory_limit_bytes_per_rank=None,
-        collective_timeout_s=60.0,
+        collective_timeout_s=300.0,
         run_folder=str(folder),
         probe=Probe(warm_up_steps=1, measured_steps=4),
         train=None,

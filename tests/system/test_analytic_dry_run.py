@@ -23,11 +23,7 @@ LEAST, MOST = -0.06, 0.09
 """Of the dry run's peak."""
 
 CHOICES = {
-    "plain replicas": {"sharding": "none"},
-    "zero-1, sequence parallel": {"sharding": "zero-1", "sequence_parallel": True},
-    "zero-2, selective": {"sharding": "zero-2", "recompute": "selective"},
     "zero-3, full": {"sharding": "zero-3", "recompute": "full"},
-    "context parallel": {"sharding": "zero-1", "context_parallel": 4},
     "context and sequence parallel, selective": {
         "sharding": "zero-2",
         "context_parallel": 2,
@@ -43,6 +39,12 @@ CHOICES = {
         "tensor_parallel": 1,
         "pipeline_parallel": 4,
     },
+}
+MORE_CHOICES = {
+    "plain replicas": {"sharding": "none"},
+    "zero-1, sequence parallel": {"sharding": "zero-1", "sequence_parallel": True},
+    "zero-2, selective": {"sharding": "zero-2", "recompute": "selective"},
+    "context parallel": {"sharding": "zero-1", "context_parallel": 4},
 }
 WHOLE = {"tensor_parallel": 4, "pipeline_parallel": 1}
 
@@ -64,7 +66,16 @@ def campaign(folder: Path, **model: object) -> Path:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("choices", CHOICES.values(), ids=CHOICES)
+@pytest.mark.parametrize(
+    "choices",
+    [
+        *(pytest.param(choices, id=name) for name, choices in CHOICES.items()),
+        *(
+            pytest.param(choices, id=name, marks=pytest.mark.nightly)
+            for name, choices in MORE_CHOICES.items()
+        ),
+    ],
+)
 def test_peak_memory_is_the_dry_runs(choices: dict[str, object], tmp_path: Path) -> None:
     file = campaign(tmp_path)
     traced = dryrun(WHOLE | choices, campaign=file)
@@ -155,20 +166,30 @@ SHARED = {"data_parallel": 4, "micro_batch_seqs": 2, "expert_parallel": 2}
 @pytest.mark.parametrize(
     "choices",
     [
-        pytest.param({"micro_batch_seqs": 4}, id="one rank"),
+        pytest.param({"micro_batch_seqs": 4}, id="one rank", marks=pytest.mark.nightly),
         pytest.param({"micro_batch_seqs": 4, "recompute": "selective"}, id="selective"),
-        pytest.param({"micro_batch_seqs": 4, "recompute": "full"}, id="full"),
-        pytest.param(SHARED, id="shared experts"),
         pytest.param(
-            SHARED | {"expert_parallel": 1, "expert_tensor_parallel": 4}, id="split experts"
+            {"micro_batch_seqs": 4, "recompute": "full"}, id="full", marks=pytest.mark.nightly
         ),
-        pytest.param(SHARED | {"sharding": (1, 1, 4)}, id="shared experts, zero-1"),
+        pytest.param(SHARED, id="shared experts", marks=pytest.mark.nightly),
+        pytest.param(
+            SHARED | {"expert_parallel": 1, "expert_tensor_parallel": 4},
+            id="split experts",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            SHARED | {"sharding": (1, 1, 4)}, id="shared experts, zero-1", marks=pytest.mark.nightly
+        ),
         pytest.param(SHARED | {"sharding": (4, 4, 4)}, id="shared experts, zero-3"),
         pytest.param(DEEPSEEK | {"micro_batch_seqs": 4}, id="deepseek"),
         pytest.param(
             DEEPSEEK | {"micro_batch_seqs": 4, "recompute": "selective"}, id="deepseek, selective"
         ),
-        pytest.param(DEEPSEEK | SHARED | {"sharding": (4, 4, 4)}, id="deepseek, zero-3"),
+        pytest.param(
+            DEEPSEEK | SHARED | {"sharding": (4, 4, 4)},
+            id="deepseek, zero-3",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             DEEPSEEK
             | {

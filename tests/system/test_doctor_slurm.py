@@ -47,7 +47,7 @@ def started(cluster: SlurmCluster, folder: Path) -> subprocess.Popen[str]:
 
 
 def test_a_step_of_two_nodes_adds_up(cluster: SlurmCluster, tmp_path: Path) -> None:
-    output, errors = started(cluster, tmp_path).communicate(timeout=200)
+    output, errors = started(cluster, tmp_path).communicate(timeout=600)
     checks = {check["name"]: check for check in json.loads(output)["checks"]}
     assert checks["launcher"]["found"].startswith("srun: rank 0 of 2, 1 per node"), errors
     assert checks["allocation"]["found"].endswith(f"2 nodes, {', '.join(cluster.nodes)}")
@@ -63,7 +63,7 @@ def test_a_rank_of_a_step_that_is_killed_is_named_by_the_other_node(
     ranks = wait_for(lambda: found if len(found := ranks_of_cluster(conf)) == 2 else None)
     victim = next(rank for rank in ranks if rank.environ()["SLURM_PROCID"] == "1")
     os.kill(victim.pid, signal.SIGKILL)
-    output, errors = process.communicate(timeout=200)
+    output, errors = process.communicate(timeout=600)
 
     assert process.returncode == 1, errors
     (check,) = (check for check in json.loads(output)["checks"] if check["section"] == "ranks")

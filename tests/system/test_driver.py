@@ -142,10 +142,8 @@ def test_the_budget_of_minutes_is_the_drivers_time_over_all_its_runs(
 ) -> None:
     scripted(lambda recipe, attempt: None, seconds=0.2)
     record, spec = campaigns.create("scripted", budget={"minutes": 0.01})
-    start = time.monotonic()
     conclusion = campaigns.driver(record, spec).run()
     assert "minutes" in conclusion.reason
-    assert time.monotonic() - start < 60
     again = campaigns.driver(record, spec).run()
     assert "minutes" in again.reason
     assert again.measured == conclusion.measured, (

@@ -2,7 +2,6 @@
 up.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,22 +16,24 @@ from frontrunner.search.listener import Listener, View
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces.recipe import Recipe
-from support.doubles import register
+from support.doubles import Clock, register
 from support.drivers import Campaigns
 
 ALLOWED_S = 60.0
 CUT_S = 5.0
-"""Probes are ended so long before the limit; a machine that stands still for as long would fail
-these tests.
-"""
+"""Probes are ended so long before the limit."""
 TOO_LITTLE = "the hard budget leaves too little for a probe"
 ROUNDING_S = 1e-9
 """Sums of seconds are those of floating-point numbers."""
 
 
 @pytest.fixture(autouse=True)
-def sooner_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of budgets, on which each reading takes a hundredth of a second."""
+    clock = Clock(step_s=0.01)
+    monkeypatch.setattr("frontrunner.search.budget.time", clock)
     monkeypatch.setattr("frontrunner.search.budget.CUT_S", CUT_S)
+    return clock
 
 
 @pytest.fixture
@@ -109,20 +110,19 @@ def test_drivers_that_are_started_again_and_again_do_not_pass_it(
 
 
 def test_a_driver_that_is_held_up_is_charged_what_there_was_and_tells_of_the_rest(
-    campaigns: Campaigns, near_its_end: Any, monkeypatch: pytest.MonkeyPatch
+    campaigns: Campaigns, near_its_end: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class HeldUp(Listener):
         def began(self, view: View) -> None:
-            time.sleep(0.5)
+            clock.now_s += 20.0
 
     monkeypatch.setattr("frontrunner.search.budget.CUT_S", 0.1)
     record, spec = near_its_end(0.3)
-    began_s = time.monotonic()
     ended = campaigns.driver(record, spec, HeldUp()).run()
     assert ended.reason == "the budget is used up: 1 of 1 minutes"
     assert driven_s(campaigns, record) == pytest.approx(ALLOWED_S, abs=ROUNDING_S)
     (beyond_s,) = overtimes_s(campaigns, record)
-    assert 0.2 <= beyond_s <= time.monotonic() - began_s - 0.3
+    assert beyond_s == pytest.approx(20.0 - 0.3, abs=1.0)
     campaigns.driver(record, spec).run()
     assert driven_s(campaigns, record) == pytest.approx(ALLOWED_S, abs=ROUNDING_S)
     assert len(overtimes_s(campaigns, record)) == 1, (
@@ -131,14 +131,14 @@ def test_a_driver_that_is_held_up_is_charged_what_there_was_and_tells_of_the_res
 
 
 def test_what_a_strategy_proposes_too_late_is_not_begun(
-    campaigns: Campaigns, near_its_end: Any, monkeypatch: pytest.MonkeyPatch
+    campaigns: Campaigns, near_its_end: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow:
         def __init__(self, survey: Any, seed: int) -> None:
             self._recipes = list(survey.recipes)
 
         def ask(self, count: int) -> list[Recipe]:
-            time.sleep(0.5)
+            clock.now_s += 0.5
             return self._recipes[:count]
 
     register(monkeypatch, STRATEGIES, "random", Slow)

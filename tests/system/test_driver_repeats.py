@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -378,7 +379,7 @@ def test_a_driver_killed_in_a_repeat_loses_no_measurement(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=600,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     (row,) = best(campaigns.store, None)
@@ -582,10 +583,22 @@ def test_what_ends_a_driver_early_is_reported_with_the_measurements_that_it_did_
         None,
     )
     with monkeypatch.context() as patched:
-        left_s = [1000.0]
-        patched.setattr(job_time, "end_of_job", lambda: time.monotonic() + left_s[0])
+        left_s, looks = [1000.0], threading.Semaphore(0)
+
+        def end_of_job() -> float:
+            looks.release()
+            return time.monotonic() + left_s[0]
+
+        def job_will_end_soon() -> None:
+            left_s[0] = 40.0
+            while looks.acquire(blocking=False):
+                pass
+            for _ in range(3):  # at the third look the second one's answer is known
+                looks.acquire()
+
+        patched.setattr(job_time, "end_of_job", end_of_job)
         patched.setattr(job_time, "LOOK_AT_JOB_S", 0.001)
-        late = asked(lambda: (left_s.insert(0, 40.0), time.sleep(1.0)))
+        late = asked(job_will_end_soon)
     assert (late.unmade, late.job_ends) == (2, True)
     killed = asked(lambda: None, at_first=lambda driver: driver.kill())
     assert (killed.unmade, killed.reason) == (3, "0 of 3 measured as asked; canceled by request")

@@ -34,7 +34,7 @@ SLACK_AMONG_RANKS = 0.02
 late in every step.
 """
 
-slow = pytest.mark.system
+nightly = pytest.mark.nightly
 
 
 def traced_job(folder: Path, *, micro_batches: int | None = None, **changes: Any) -> Job:
@@ -69,15 +69,22 @@ SAME_AS_REAL = {
         "expert_parallel": 2,
         "model": EXPERTS | {"routing": "uniform"},
     },
+    "one rank, in pieces": {"loss_chunks": 4, "feed_forward_tiles": 4},
+    "context ranks": {"context_parallel": 2},
+    "deepseek, zero-3, full": {
+        "data_parallel": 2,
+        "expert_parallel": 2,
+        "sharding": (2, 2, 2),
+        "recompute": "full",
+        "model": DEEPSEEK | {"routing": "uniform"},
+    },
 }
-SAME_AS_REAL_SLOW = {
+MORE_SAME_AS_REAL = {
     "one rank": {},
     "one rank, bf16": {"precision": "bf16"},
     "one rank, selective": {"recompute": "selective"},
-    "one rank, in pieces": {"loss_chunks": 4, "feed_forward_tiles": 4},
     "one rank, bf16 states": {"optimizer_state": "bf16"},
     "replicas": {"data_parallel": 2},
-    "context ranks": {"context_parallel": 2},
     "experts, shared, zero-3, bf16, full": {
         "data_parallel": 2,
         "expert_parallel": 2,
@@ -85,13 +92,6 @@ SAME_AS_REAL_SLOW = {
         "precision": "bf16",
         "recompute": "full",
         "model": EXPERTS | {"routing": "uniform"},
-    },
-    "deepseek, zero-3, full": {
-        "data_parallel": 2,
-        "expert_parallel": 2,
-        "sharding": (2, 2, 2),
-        "recompute": "full",
-        "model": DEEPSEEK | {"routing": "uniform"},
     },
     "experts, shared, selective": {
         "data_parallel": 2,
@@ -107,8 +107,8 @@ SAME_AS_REAL_SLOW = {
     [
         *(pytest.param(changes, id=name) for name, changes in SAME_AS_REAL.items()),
         *(
-            pytest.param(changes, id=name, marks=slow)
-            for name, changes in SAME_AS_REAL_SLOW.items()
+            pytest.param(changes, id=name, marks=nightly)
+            for name, changes in MORE_SAME_AS_REAL.items()
         ),
     ],
 )
@@ -189,12 +189,12 @@ def flops_executed(job: Job, *, recompute: str, feed_forward_tiles: int, loss_ch
                 "feed_forward_tiles": 2,
             },
             id="sequence parallel, tiles",
-            marks=slow,
+            marks=nightly,
         ),
         pytest.param(
             {"pipeline_parallel": 2, "schedule": "1f1b", "recompute": "full", "loss_chunks": 2},
             id="pipeline, chunks",
-            marks=slow,
+            marks=nightly,
         ),
     ],
 )
@@ -257,7 +257,6 @@ def test_the_command_reports_the_worst_rank_first(campaign: Path) -> None:
     assert first["model_flops_per_step"] == first["model_flops_by_formula"]
 
 
-@slow
 def test_context_ranks_of_a_pipeline_share_each_sequence(campaign: Path) -> None:
     choices = {"recompute": "none", "tensor_parallel": 1, "context_parallel": 2}
     report = dryrun(choices, campaign=campaign / "tiny.toml")

@@ -147,7 +147,7 @@ def test_ranks_go_with_an_agent_that_is_killed(start: Callable[..., Nodes]) -> N
     processes = nodes.processes()
     for agent in nodes.agents:
         agent.kill()
-    wait_for(lambda: not any(map(is_alive, processes)), 30)
+    wait_for(lambda: not any(map(is_alive, processes)))
 
 
 def test_an_agent_without_its_place_says_what_to_set(tmp_path: Path) -> None:

@@ -57,6 +57,6 @@ def test_example_notebook_runs(tmp_path: Path) -> None:
         if cell.cell_type == "code":
             cell.outputs = []
     nbclient.NotebookClient(
-        notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}
+        notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     assert [headings(shown) for shown in tables(notebook)] == [headings(shown) for shown in kept]

@@ -1,5 +1,5 @@
-"""Every parallel form trains as one process does: five steps leave what those of a plain reference
-leave.
+"""Every parallel form trains as one process does: a few steps leave what those of a plain
+reference leave.
 
 Each loss, each gradient norm, and from the trainer's checkpoint every weight and every momentum
 agree to 1e-6 relative (`trainer_runs.differences`). Losses alone do not show a fault in the
@@ -46,6 +46,7 @@ from support.trainer_runs import (
     train,
     training_job,
 )
+from system.test_numerics_smoke import RECIPES
 
 REPLICATED, ZERO_1, ZERO_2, ZERO_3 = (1, 1, 1), (1, 1, 2), (1, 2, 2), (2, 2, 2)
 
@@ -109,9 +110,22 @@ ALL_DEGREES = (
 
 ONE_EACH: dict[str, Any] = {"experts_per_token": 1, "renormalized_experts": False, "biases": "none"}
 WITH_EXPERTS: dict[str, dict[str, Any]] = {
-    "dp2-zero3-selective": _data(2, ZERO_3) | {"recompute": "selective"},
     "pp2-zbv": _pipeline(2, "zbv", virtual=2) | {"recompute": "full"},
     "accumulation-2-tiles": {"micro_batch_seqs": 4, "feed_forward_tiles": 2, "loss_chunks": 2},
+    "ep2-tp2-sp-dp2-zero3-order": (
+        _order("dp-tp-pp") | _tensor(2, sequence=True) | _data(2, ZERO_3) | _experts(2)
+    ),
+    "ep4-cp2-dp2-zero1": _context(2) | _data(2, (1, 1, 4)) | _experts(4),
+    "ep2-etp2-tp2-sp-dp2-selective-order": (
+        _tensor(2, sequence=True)
+        | _data(2, REPLICATED)
+        | _experts(2, tensor=2)
+        | _order("dp-tp-pp")
+        | {"recompute": "selective"}
+    ),
+}
+MORE_WITH_EXPERTS: dict[str, dict[str, Any]] = {
+    "dp2-zero3-selective": _data(2, ZERO_3) | {"recompute": "selective"},
     "ep2-dp4": _data(4, REPLICATED) | _experts(2),
     "ep4-dp4-full": _data(4, REPLICATED) | _experts(4) | {"recompute": "full"},
     "ep2-dp4-each": _data(4, REPLICATED) | _experts(2) | {"gradient_sync": "each"},
@@ -125,10 +139,6 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
     "ep4-tp2-sp-dp2-order": (
         _tensor(2, sequence=True) | _data(2, REPLICATED) | _experts(4) | _order("dp-tp-pp")
     ),
-    "ep2-tp2-sp-dp2-zero3-order": (
-        _order("dp-tp-pp") | _tensor(2, sequence=True) | _data(2, ZERO_3) | _experts(2)
-    ),
-    "ep4-cp2-dp2-zero1": _context(2) | _data(2, (1, 1, 4)) | _experts(4),
     "ep2-pp2-1f1b-dp2-zero2": _pipeline(2, "1f1b") | _data(2, ZERO_2) | _experts(2),
     "ep2-pp2-izb-dp2": (
         _pipeline(2, "interleaved-zero-bubble", virtual=2) | _data(2, REPLICATED) | _experts(2)
@@ -148,13 +158,6 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
     "etp4-tp2-sp-dp2-zero1": _tensor(2, sequence=True) | _data(2, ZERO_1) | _experts(1, tensor=4),
     "ep2-etp2-dp4-zero2": _data(4, (1, 4, 4)) | _experts(2, tensor=2),
     "ep2-etp2-dp8-zero3": _data(8, (8, 8, 8)) | _experts(2, tensor=2),
-    "ep2-etp2-tp2-sp-dp2-selective-order": (
-        _tensor(2, sequence=True)
-        | _data(2, REPLICATED)
-        | _experts(2, tensor=2)
-        | _order("dp-tp-pp")
-        | {"recompute": "selective"}
-    ),
     "ep2-etp2-tp2-sp-pp2-interleaved-dp2-zero1": (
         _tensor(2, sequence=True)
         | _pipeline(2, "interleaved-1f1b", virtual=2)
@@ -172,23 +175,22 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
 LATENT_MATH: dict[str, Any] = LATENT | {"query_rank": None, "attention": "math"}
 OF_DEEPSEEK: dict[str, dict[str, Any]] = {
     "accumulation-4-tiles": {"micro_batch_seqs": 2, "feed_forward_tiles": 2, "loss_chunks": 2},
-    "dp2-zero3-full": _data(2, ZERO_3) | {"recompute": "full"},
-    "dp2-zero3-selective": _data(2, ZERO_3) | {"recompute": "selective"},
-    "dp4-hybrid": _data(4, (2, 2, 2)),
     "ep2-cp2-dp2-zero1-full": (
         _context(2) | _data(2, (1, 1, 4)) | _experts(2) | {"recompute": "full"}
     ),
     "ep4-tp2-sp-dp2-zero3": _tensor(2, sequence=True) | _data(2, ZERO_3) | _experts(4),
     "ep2-pp4-1f1b-dp2-zero3": _pipeline(4, "1f1b") | _data(2, ZERO_3) | _experts(2),
     "pp2-zbv-full": _pipeline(2, "zbv", virtual=2) | {"recompute": "full"},
+}
+MORE_OF_DEEPSEEK: dict[str, dict[str, Any]] = {
+    "dp2-zero3-full": _data(2, ZERO_3) | {"recompute": "full"},
+    "dp2-zero3-selective": _data(2, ZERO_3) | {"recompute": "selective"},
+    "dp4-hybrid": _data(4, (2, 2, 2)),
     "ep2-pp2-izb-dp2": (
         _pipeline(2, "interleaved-zero-bubble", virtual=2) | _data(2, REPLICATED) | _experts(2)
     ),
 }
 BALANCED_BY_A_LOSS: dict[str, dict[str, Any]] = {
-    "accumulation-4": {"micro_batch_seqs": 2},
-    "ep2-tp2-sp-dp2-zero1": _tensor(2, sequence=True) | _data(2, ZERO_1) | _experts(2),
-    "ep4-cp4-selective": _context(4) | _experts(4) | {"recompute": "selective"},
     "ep4-tp2-sp-cp2-full": (
         _context(2, tensor=2, sequence=True) | _experts(4) | {"recompute": "full"}
     ),
@@ -197,13 +199,13 @@ BALANCED_BY_A_LOSS: dict[str, dict[str, Any]] = {
     ),
     "pp2-zbv-full": _pipeline(2, "zbv", virtual=2) | {"recompute": "full"},
 }
+MORE_BALANCED_BY_A_LOSS: dict[str, dict[str, Any]] = {
+    "accumulation-4": {"micro_batch_seqs": 2},
+    "ep2-tp2-sp-dp2-zero1": _tensor(2, sequence=True) | _data(2, ZERO_1) | _experts(2),
+    "ep4-cp4-selective": _context(4) | _experts(4) | {"recompute": "selective"},
+}
 
 CASES = [
-    Case(name="accumulation-4", recipe={"micro_batch_seqs": 2}),
-    Case(name="tp2", recipe=_tensor(2)),
-    Case(name="tp2-sp-accumulation-2", recipe=_tensor(2, sequence=True) | {"micro_batch_seqs": 4}),
-    Case(name="tp4", recipe=_tensor(4)),
-    Case(name="tp4-sp", recipe=_tensor(4, sequence=True)),
     Case(
         name="tp4-replicates-2-kv-heads",
         recipe=_tensor(4),
@@ -232,30 +234,15 @@ CASES = [
         recipe=_context(2, tensor=2, sequence=True) | _data(2, (1, 2, 4)),
         model=QWEN,
     ),
-    Case(name="dp2", recipe=_data(2, REPLICATED)),
-    Case(name="dp2-ddp", recipe=_data(2, REPLICATED) | {"replication": "ddp"}, clip_norm=CLIP_NORM),
-    Case(name="dp2-zero1", recipe=_data(2, ZERO_1)),
-    Case(name="dp2-zero2", recipe=_data(2, ZERO_2)),
-    Case(name="dp2-zero3", recipe=_data(2, ZERO_3), clip_norm=CLIP_NORM),
     Case(
         name="dp2-zero3-learned-tied",
         recipe=_data(2, ZERO_3),
         model=GPT2 | {"tied_embeddings": True},
     ),
-    Case(name="dp4-hybrid", recipe=_data(4, ZERO_3), clip_norm=CLIP_NORM),
-    Case(name="dp4-levels-124", recipe=_data(4, (1, 2, 4))),
-    Case(
-        name="dp4-levels-224-full",
-        recipe=_data(4, (2, 2, 4)) | {"recompute": "full"},
-        clip_norm=CLIP_NORM,
-    ),
     Case(
         name="dp4-levels-244-learned-tied",
         recipe=_data(4, (2, 4, 4)),
         model=GPT2 | {"tied_embeddings": True},
-    ),
-    Case(
-        name="dp8-levels-248", recipe=_data(8, (2, 4, 8)) | {"accumulation": 2}, clip_norm=CLIP_NORM
     ),
     # 60 rows are cut into 30, 15 and 8 or 7; 100 into 50, 25 and 13 or 12; 386 into 193, 97 or 96,
     # and 49, 48 or 47.
@@ -265,7 +252,6 @@ CASES = [
         model=GPT2 | {"hidden": 60, "ffn_hidden": 100, "vocabulary": 386},
         clip_norm=CLIP_NORM,
     ),
-    Case(name="pp2-gpipe", recipe=_pipeline(2, "gpipe")),
     Case(name="pp2-1f1b-learned", recipe=_pipeline(2, "1f1b"), model=GPT2),
     Case(
         name="pp4-1f1b-uneven",
@@ -284,13 +270,105 @@ CASES = [
         recipe=_pipeline(2, "zbv", virtual=2) | {"layers_per_stage": (1, 3, 2, 1)},
         model={"layers": 7},
     ),
-    Case(name="pp4-gpipe", recipe=_pipeline(4, "gpipe")),
-    Case(name="pp2-interleaved", recipe=_pipeline(2, "interleaved-1f1b", virtual=2)),
     Case(
         name="pp4-interleaved",
         recipe=_pipeline(4, "interleaved-1f1b", virtual=2),
         model={"layers": 8},
     ),
+    Case(
+        name="tp2-sp-dp2-zero3-replicates-1-kv-head",
+        recipe=_tensor(2, sequence=True) | _data(2, ZERO_3),
+        model={"kv_heads": 1},
+        clip_norm=CLIP_NORM,
+    ),
+    Case(
+        name="math-attention-grouped-heads",
+        recipe=_tensor(2),
+        model={"attention": "math", "kv_heads": 2},
+    ),
+    Case(
+        name="tp2-sp-dp4-levels-224-replicates-1-kv-head",
+        recipe=_tensor(2, sequence=True) | _data(4, (2, 2, 4)),
+        model={"kv_heads": 1},
+        clip_norm=CLIP_NORM,
+    ),
+    *(
+        Case(name=f"experts-{name}", recipe=recipe, model=EXPERTS)
+        for name, recipe in WITH_EXPERTS.items()
+    ),
+    *(
+        Case(name=f"deepseek-{name}", recipe=recipe, model=DEEPSEEK)
+        for name, recipe in OF_DEEPSEEK.items()
+    ),
+    *(
+        Case(name=f"balanced-{name}", recipe=recipe, model=BALANCED)
+        for name, recipe in BALANCED_BY_A_LOSS.items()
+    ),
+    Case(name="latent-attention-tp4", recipe=_tensor(4), model=LATENT),
+    Case(
+        name="latent-attention-tp2-sp-cp2-math",
+        recipe=_context(2, tensor=2, sequence=True),
+        model=LATENT_MATH,
+    ),
+    Case(name="latent-attention-pp2-zbv", recipe=_pipeline(2, "zbv", virtual=2), model=LATENT),
+    Case(
+        name="experts-ep2-tp2-sp-uniform",
+        recipe=_tensor(2, sequence=True) | _experts(2),
+        model=EXPERTS | {"routing": "uniform"},
+    ),
+    Case(
+        name="experts-ep2-gelu-one-each",
+        recipe=_data(2, ZERO_2) | _experts(2),
+        model=GPT2 | EXPERTS | ONE_EACH,
+    ),
+    Case(name="cp4-learned-tied", recipe=_context(4), model=GPT2 | {"tied_embeddings": True}),
+    Case(name="cp4-sends-2-kv-heads-twice", recipe=_context(4), model={"kv_heads": 2}),
+    Case(
+        name="cp2-2-kv-heads-math", recipe=_context(2), model={"kv_heads": 2, "attention": "math"}
+    ),
+    Case(name="tp2-cp2-learned", recipe=_context(2, tensor=2), model=GPT2),
+    Case(
+        name="tp2-sp-cp2-selective-sends-kv-heads-twice",
+        recipe=_context(2, tensor=2, sequence=True) | {"recompute": "selective"},
+        model={"kv_heads": 2},
+        clip_norm=CLIP_NORM,
+    ),
+    Case(
+        name="tp4-sp-cp2-replicates-and-sends-2-kv-heads",
+        recipe=_context(2, tensor=4, sequence=True),
+        model={"heads": 8, "kv_heads": 2},
+    ),
+    Case(
+        name="cp2-pp2-1f1b-learned-full",
+        recipe=_context(2) | _pipeline(2, "1f1b") | {"recompute": "full"},
+        model=GPT2,
+        clip_norm=CLIP_NORM,
+    ),
+]
+MORE_CASES = [
+    Case(name="accumulation-4", recipe={"micro_batch_seqs": 2}),
+    Case(name="tp2", recipe=_tensor(2)),
+    Case(name="tp2-sp-accumulation-2", recipe=_tensor(2, sequence=True) | {"micro_batch_seqs": 4}),
+    Case(name="tp4", recipe=_tensor(4)),
+    Case(name="tp4-sp", recipe=_tensor(4, sequence=True)),
+    Case(name="dp2", recipe=_data(2, REPLICATED)),
+    Case(name="dp2-ddp", recipe=_data(2, REPLICATED) | {"replication": "ddp"}, clip_norm=CLIP_NORM),
+    Case(name="dp2-zero1", recipe=_data(2, ZERO_1)),
+    Case(name="dp2-zero2", recipe=_data(2, ZERO_2)),
+    Case(name="dp2-zero3", recipe=_data(2, ZERO_3), clip_norm=CLIP_NORM),
+    Case(name="dp4-hybrid", recipe=_data(4, ZERO_3), clip_norm=CLIP_NORM),
+    Case(name="dp4-levels-124", recipe=_data(4, (1, 2, 4))),
+    Case(
+        name="dp4-levels-224-full",
+        recipe=_data(4, (2, 2, 4)) | {"recompute": "full"},
+        clip_norm=CLIP_NORM,
+    ),
+    Case(
+        name="dp8-levels-248", recipe=_data(8, (2, 4, 8)) | {"accumulation": 2}, clip_norm=CLIP_NORM
+    ),
+    Case(name="pp2-gpipe", recipe=_pipeline(2, "gpipe")),
+    Case(name="pp4-gpipe", recipe=_pipeline(4, "gpipe")),
+    Case(name="pp2-interleaved", recipe=_pipeline(2, "interleaved-1f1b", virtual=2)),
     Case(name="pp2-looped-bfs", recipe=_pipeline(2, "looped-bfs", virtual=2)),
     Case(
         name="pp2-interleaved-zero-bubble",
@@ -303,12 +381,6 @@ CASES = [
     Case(name="tp2-dp2", recipe=_tensor(2) | _data(2, REPLICATED)),
     Case(name="tp2-sp-dp2-zero1", recipe=_tensor(2, sequence=True) | _data(2, ZERO_1)),
     Case(name="tp2-dp2-zero2", recipe=_tensor(2) | _data(2, ZERO_2)),
-    Case(
-        name="tp2-sp-dp2-zero3-replicates-1-kv-head",
-        recipe=_tensor(2, sequence=True) | _data(2, ZERO_3),
-        model={"kv_heads": 1},
-        clip_norm=CLIP_NORM,
-    ),
     Case(name="pp2-1f1b-dp2", recipe=_pipeline(2, "1f1b") | _data(2, REPLICATED)),
     Case(name="pp2-1f1b-dp2-zero1", recipe=_pipeline(2, "1f1b") | _data(2, ZERO_1)),
     Case(
@@ -363,11 +435,6 @@ CASES = [
         name="recompute-selective-dp2-zero3", recipe=_data(2, ZERO_3) | {"recompute": "selective"}
     ),
     Case(
-        name="math-attention-grouped-heads",
-        recipe=_tensor(2),
-        model={"attention": "math", "kv_heads": 2},
-    ),
-    Case(
         name="tp2-sp-pp2-dp2-zero3",
         recipe=_tensor(2, sequence=True) | _pipeline(2, "1f1b") | _data(2, ZERO_3),
         clip_norm=CLIP_NORM,
@@ -386,65 +453,19 @@ CASES = [
         )
         for order, schedule, sharding, recompute in ALL_DEGREES
     ),
-    Case(
-        name="tp2-sp-dp4-levels-224-replicates-1-kv-head",
-        recipe=_tensor(2, sequence=True) | _data(4, (2, 2, 4)),
-        model={"kv_heads": 1},
-        clip_norm=CLIP_NORM,
-    ),
     *(
         Case(name=f"experts-{name}", recipe=recipe, model=EXPERTS)
-        for name, recipe in WITH_EXPERTS.items()
+        for name, recipe in MORE_WITH_EXPERTS.items()
     ),
     *(
         Case(name=f"deepseek-{name}", recipe=recipe, model=DEEPSEEK)
-        for name, recipe in OF_DEEPSEEK.items()
+        for name, recipe in MORE_OF_DEEPSEEK.items()
     ),
     *(
         Case(name=f"balanced-{name}", recipe=recipe, model=BALANCED)
-        for name, recipe in BALANCED_BY_A_LOSS.items()
-    ),
-    Case(name="latent-attention-tp4", recipe=_tensor(4), model=LATENT),
-    Case(
-        name="latent-attention-tp2-sp-cp2-math",
-        recipe=_context(2, tensor=2, sequence=True),
-        model=LATENT_MATH,
-    ),
-    Case(name="latent-attention-pp2-zbv", recipe=_pipeline(2, "zbv", virtual=2), model=LATENT),
-    Case(
-        name="experts-ep2-tp2-sp-uniform",
-        recipe=_tensor(2, sequence=True) | _experts(2),
-        model=EXPERTS | {"routing": "uniform"},
-    ),
-    Case(
-        name="experts-ep2-gelu-one-each",
-        recipe=_data(2, ZERO_2) | _experts(2),
-        model=GPT2 | EXPERTS | ONE_EACH,
+        for name, recipe in MORE_BALANCED_BY_A_LOSS.items()
     ),
     Case(name="cp2", recipe=_context(2) | {"micro_batch_seqs": 2}, clip_norm=CLIP_NORM),
-    Case(name="cp4-learned-tied", recipe=_context(4), model=GPT2 | {"tied_embeddings": True}),
-    Case(name="cp4-sends-2-kv-heads-twice", recipe=_context(4), model={"kv_heads": 2}),
-    Case(
-        name="cp2-2-kv-heads-math", recipe=_context(2), model={"kv_heads": 2, "attention": "math"}
-    ),
-    Case(name="tp2-cp2-learned", recipe=_context(2, tensor=2), model=GPT2),
-    Case(
-        name="tp2-sp-cp2-selective-sends-kv-heads-twice",
-        recipe=_context(2, tensor=2, sequence=True) | {"recompute": "selective"},
-        model={"kv_heads": 2},
-        clip_norm=CLIP_NORM,
-    ),
-    Case(
-        name="tp4-sp-cp2-replicates-and-sends-2-kv-heads",
-        recipe=_context(2, tensor=4, sequence=True),
-        model={"heads": 8, "kv_heads": 2},
-    ),
-    Case(
-        name="cp2-pp2-1f1b-learned-full",
-        recipe=_context(2) | _pipeline(2, "1f1b") | {"recompute": "full"},
-        model=GPT2,
-        clip_norm=CLIP_NORM,
-    ),
     Case(name="cp2-dp2-zero3", recipe=_context(2) | _data(2, (4, 4, 4)), clip_norm=CLIP_NORM),
     Case(name="cp2-dp2-hybrid", recipe=_context(2) | _data(2, ZERO_3), clip_norm=CLIP_NORM),
     Case(name="cp2-dp4-levels-248", recipe=_context(2) | _data(4, (2, 4, 8)), clip_norm=CLIP_NORM),
@@ -464,6 +485,7 @@ CASES = [
         for schedule, recompute in (("interleaved-1f1b", "selective"), ("zbv", "full"))
     ),
 ]
+"""Run every night: of each pair of their choices another case holds both."""
 
 
 SPACE = Space(
@@ -488,13 +510,27 @@ EXPERTS_SPACE = SPACE.with_choices(
     expert_parallel=(1, 2),
     expert_tensor_parallel=(1, 2),
 )
-NAMED = [small_recipe(**case.recipe) for case in CASES]
+QUICK = [(small_recipe(**recipe), model) for recipe, model in RECIPES.values()]
+"""The recipes of the quick tests, and their models."""
+NAMED = [
+    *(recipe for recipe, model in QUICK if "experts" not in model),
+    *(small_recipe(**case.recipe) for case in CASES),
+]
 CHOSEN = covering_recipes(SPACE, run_anyway=NAMED)
-NAMED_EXPERTS = [small_recipe(**recipe) for recipe in WITH_EXPERTS.values()]
+NAMED_EXPERTS = [
+    *(recipe for recipe, model in QUICK if "experts" in model),
+    *(small_recipe(**recipe) for recipe in WITH_EXPERTS.values()),
+]
 CHOSEN_EXPERTS = covering_experts(EXPERTS_SPACE, EXPERTS, run_anyway=NAMED_EXPERTS)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(pytest.param(case, id=case.name) for case in CASES),
+        *(pytest.param(case, id=case.name, marks=pytest.mark.nightly) for case in MORE_CASES),
+    ],
+)
 def test_trains_as_one_process(case: Case, tmp_path: Path) -> None:
     assert_trains_as_one_process(case.job(tmp_path / "run"))
 

@@ -76,43 +76,46 @@ def _data(sharding: tuple[int, int, int], **more: Any) -> dict[str, Any]:
 
 
 CASES = [
-    Case(name="accumulation-4", recipe={"micro_batch_seqs": 2}),
     Case(name="dp2-unclipped", recipe=_data(WHOLE), clip_norm=None),
+    Case(
+        name="dp2-zero3-learned-tied", recipe=_data(ZERO_3), model=GPT2 | {"tied_embeddings": True}
+    ),
+    Case(name="dp2-zero1-offload", recipe=_data(ZERO_1, offload="optimizer")),
+    Case(name="dp2-zero3-offload-all", recipe=_data(ZERO_3, offload="optimizer+parameters")),
+    Case(name="dp4-zero3-secondary-2", recipe=SECONDARY),
+    Case(name="tp2-unclipped", recipe=TENSOR, clip_norm=None),
+    Case(name="tp2-dp2-zero3-grouped-heads", recipe=TENSOR | _data(ZERO_3), model={"kv_heads": 2}),
+    Case(name="tp2-dp2-zero1-learned", recipe=TENSOR | _data(ZERO_1), model=GPT2),
+    Case(name="dp2-zero3-qwen", recipe=_data(ZERO_3), model=QWEN),
+    Case(name="pp2-unclipped", recipe=PIPELINE, clip_norm=None),
+    Case(name="pp2-dp2-zero1-offload", recipe=PIPELINE | _data(ZERO_1, offload="optimizer")),
+    Case(
+        name="pp4-layers-2-1-2-1",
+        recipe=PIPELINE | {"pipeline_parallel": 4, "layers_per_stage": (2, 1, 2, 1)},
+        model={"layers": 6},
+    ),
+    Case(name="tp2-pp2-dp2-zero1", recipe=TENSOR | PIPELINE | _data(ZERO_1), model=GPT2),
+]
+MORE_CASES = [
+    Case(name="accumulation-4", recipe={"micro_batch_seqs": 2}),
     Case(name="dp2", recipe=_data(WHOLE)),
     Case(name="dp2-zero1", recipe=_data(ZERO_1)),
     Case(
         name="dp2-zero2-learned-tied", recipe=_data(ZERO_2), model=GPT2 | {"tied_embeddings": True}
     ),
     Case(name="dp2-zero3", recipe=_data(ZERO_3)),
-    Case(
-        name="dp2-zero3-learned-tied", recipe=_data(ZERO_3), model=GPT2 | {"tied_embeddings": True}
-    ),
     Case(name="dp2-zero3-recompute-full", recipe=_data(ZERO_3, recompute="full")),
     Case(name="dp2-zero3-recompute-selective", recipe=_data(ZERO_3, recompute="selective")),
-    Case(name="dp2-zero1-offload", recipe=_data(ZERO_1, offload="optimizer")),
-    Case(name="dp2-zero3-offload-all", recipe=_data(ZERO_3, offload="optimizer+parameters")),
     Case(
         name="one-rank-offload-all",
         recipe={"offload": "optimizer+parameters", "micro_batch_seqs": 4},
     ),
-    Case(name="dp4-zero3-secondary-2", recipe=SECONDARY),
-    Case(name="tp2-unclipped", recipe=TENSOR, clip_norm=None),
     Case(name="tp2-dp2-zero1", recipe=TENSOR | _data(ZERO_1)),
-    Case(name="tp2-dp2-zero3-grouped-heads", recipe=TENSOR | _data(ZERO_3), model={"kv_heads": 2}),
-    Case(name="tp2-dp2-zero1-learned", recipe=TENSOR | _data(ZERO_1), model=GPT2),
-    Case(name="dp2-zero3-qwen", recipe=_data(ZERO_3), model=QWEN),
-    Case(name="pp2-unclipped", recipe=PIPELINE, clip_norm=None),
     Case(name="pp2", recipe=PIPELINE),
-    Case(name="pp2-dp2-zero1-offload", recipe=PIPELINE | _data(ZERO_1, offload="optimizer")),
     Case(
         name="pp4-uneven-learned",
         recipe=PIPELINE | {"pipeline_parallel": 4},
         model=GPT2 | {"layers": 6},
-    ),
-    Case(
-        name="pp4-layers-2-1-2-1",
-        recipe=PIPELINE | {"pipeline_parallel": 4, "layers_per_stage": (2, 1, 2, 1)},
-        model={"layers": 6},
     ),
     Case(
         name="pp4-two-micro-batches",
@@ -120,11 +123,17 @@ CASES = [
     ),
     Case(name="tp2-pp2-selective", recipe=TENSOR | PIPELINE | {"recompute": "selective"}),
     Case(name="tp2-pp2-dp2", recipe=TENSOR | PIPELINE | _data(WHOLE)),
-    Case(name="tp2-pp2-dp2-zero1", recipe=TENSOR | PIPELINE | _data(ZERO_1), model=GPT2),
 ]
+"""Run every night: of each pair of their choices another case holds both."""
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(pytest.param(case, id=case.name) for case in CASES),
+        *(pytest.param(case, id=case.name, marks=pytest.mark.nightly) for case in MORE_CASES),
+    ],
+)
 def test_trains_as_one_process(case: Case, tmp_path: Path) -> None:
     assert_trains_as_one_process(case.training(tmp_path / "run"))
 

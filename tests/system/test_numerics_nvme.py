@@ -36,7 +36,7 @@ from support.trainer_runs import (
 )
 
 pytestmark = [
-    pytest.mark.system,
+    pytest.mark.nightly,
     pytest.mark.timeout(
         1800
     ),  # the first one compiles the operator: 2 minutes alone, many more beside other tests
@@ -190,7 +190,7 @@ def test_a_probe_leaves_nothing_on_the_disk_whoever_is_killed(
     for token, kills_server in (("00001.1", False), ("00001.2", True)):
         one = order(setup, recipe, token)
         evaluator.start(one)
-        wait_for(lambda one=one: is_stepping(one), 240)
+        wait_for(lambda one=one: is_stepping(one))
         assert len(list(folder.rglob("*.swp"))) > 10
         rank = ranks_of(os.getpid())[0]
         psutil.Process(rank.ppid() if kills_server else rank.pid).kill()

@@ -303,9 +303,13 @@ def test_figures_stay_apart_and_messages_lie_over_the_page(service: Served) -> N
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1440, "dark")])
 def test_pages_fit_their_window_in_light_and_dark(service: Served, width: int, scheme: Any) -> None:
-    with window(service, width=width, scheme=scheme) as page:
+    name = f"fits-{scheme}"
+    shown = window(service, width=width, scheme=scheme)
+    with driven(service.folder, name) as campaign, shown as page:
+        campaign.go_on(8)
+        page.reload()
         assert fits(page)
-        page.locator("tbody a[href='/campaigns/seen']").click()
+        page.locator(f"tbody a[href='/campaigns/{name}']").click()
         wait_for_figures(page)
         assert fits(page)
         page.locator("#film summary").click()
@@ -326,7 +330,7 @@ def test_pages_fit_their_window_in_light_and_dark(service: Served, width: int, s
         api.expect(page.locator("tr.here")).to_contain_text("512")
         assert fits(page)
         page.goto(service.url)
-        page.locator("tbody a[href='/campaigns/seen']").click()
+        page.locator(f"tbody a[href='/campaigns/{name}']").click()
         api.expect(page.locator("#ranking tbody a").nth(1)).to_be_visible()
         first, second, *_ = recipe_ids(page)
         page.goto(f"{service.url}/compare?recipe={first}&recipe={second}")

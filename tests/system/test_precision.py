@@ -41,9 +41,9 @@ def _job(folder: Path, recipe: dict[str, Any], precision: Any = "fp16", **optimi
     [
         pytest.param({}, id="one-rank"),
         pytest.param(ZERO_3, id="dp2-zero3"),
-        pytest.param(SEQUENCE_PARALLEL, id="tp2-sp"),
+        pytest.param(SEQUENCE_PARALLEL, id="tp2-sp", marks=pytest.mark.nightly),
         pytest.param(PIPELINE, id="pp2-1f1b"),
-        pytest.param(LEVELS, id="dp4-levels"),
+        pytest.param(LEVELS, id="dp4-levels", marks=pytest.mark.nightly),
         pytest.param(CONTEXT, id="cp2-zero3"),
     ],
 )
@@ -71,14 +71,27 @@ EXPERTS_SHARED = {"data_parallel": 2, "expert_parallel": 2, "micro_batch_seqs": 
         pytest.param(ZERO_3 | {"fp8": "rowwise"}, {}, id="dp2-zero3"),
         pytest.param(SEQUENCE_PARALLEL | {"fp8": "rowwise"}, {"biases": "all"}, id="tp2-sp"),
         pytest.param(
-            {"tensor_parallel": 2, "fp8": "tensorwise"}, {"kv_heads": 1}, id="tp2-heads-held-twice"
+            {"tensor_parallel": 2, "fp8": "tensorwise"},
+            {"kv_heads": 1},
+            id="tp2-heads-held-twice",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             PIPELINE | {"recompute": "selective", "fp8": "tensorwise"}, {}, id="pp2-selective"
         ),
-        pytest.param(LEVELS | {"recompute": "full", "fp8": "tensorwise"}, {}, id="dp4-levels-full"),
+        pytest.param(
+            LEVELS | {"recompute": "full", "fp8": "tensorwise"},
+            {},
+            id="dp4-levels-full",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(EXPERTS_SHARED | {"fp8": "tensorwise"}, EXPERTS, id="ep2"),
-        pytest.param(ZERO_3 | {"fp8": "mxfp8"}, {"biases": "all"}, id="dp2-zero3-blocks"),
+        pytest.param(
+            ZERO_3 | {"fp8": "mxfp8"},
+            {"biases": "all"},
+            id="dp2-zero3-blocks",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             SEQUENCE_PARALLEL | {"fp8": "mxfp8", "recompute": "full"}, {}, id="tp2-sp-full-blocks"
         ),

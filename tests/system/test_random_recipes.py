@@ -94,11 +94,10 @@ def train_and_compare(recipe: Recipe) -> None:
         assert_trains_as_one_process(training_job(job))
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.flaky(reruns=0)  # another run draws other recipes
+@pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["torch", "deepspeed"])
 def test_recipes_that_legality_admits(engine: str) -> None:
-    """Others each time; one that is drawn again is not run again."""
+    """A recipe that is drawn again is not run again."""
     trained: set[Recipe] = set()
 
     @settings(

@@ -78,7 +78,7 @@ def wait_for_stepping(folder: Path, ray: RayCluster, measured: int) -> tuple[Pat
             None,
         )
 
-    path, node = wait_for(found, 200)
+    path, node = wait_for(found)
     return Path(path), str(node)
 
 
@@ -115,8 +115,8 @@ def test_a_campaign_loses_nothing_with_a_node_and_its_driver(
         process.send_signal(signal.SIGKILL)
         process.wait()
     known = {token: found for token, found in outcomes(tmp_path).items() if found is not None}
-    wait_for(lambda: not ray.processes(), 300)
-    done = frontrunner("resume", "tiny", "--json", cwd=tmp_path, timeout_s=400)
+    wait_for(lambda: not ray.processes())
+    done = frontrunner("resume", "tiny", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = outcomes(tmp_path)
     assert all(found[token] == outcome for token, outcome in known.items())
@@ -152,17 +152,17 @@ def test_a_campaign_goes_on_once_a_head_that_was_killed_is_back_and_a_request_to
             probe={"measured_steps": 200},
         )
         with started("launch", name, cwd=tmp_path) as process:
-            wait_for(lambda: measured() and steps(), 150)
+            wait_for(lambda: measured() and steps())
             first.kill_head()
             known = measured()
             with ray_cluster(1, int(first.address.rpartition(":")[2])) as again:
-                wait_for(lambda: measured() > known and steps(), 150)
+                wait_for(lambda: measured() > known and steps())
                 for _ in range(2):
                     process.send_signal(signal.SIGTERM)
                     time.sleep(
                         0.2
                     )  # the first one lets the probe finish: it must still run at the second
-                process.wait(60)
+                process.wait(600)
                 wait_for(lambda: not again.processes() and not again.files())
     status = json.loads(frontrunner("status", "--json", cwd=tmp_path).stdout)
     assert status["campaign"]["state"] == "stopped"
@@ -179,7 +179,7 @@ def test_probes_of_a_group_run_on_its_nodes(tmp_path: Path, ray: RayCluster) -> 
         space=SPACE | {"micro_batch_seqs": [2], "recompute": ["none"], "devices": [1]},
         dispatch={"group": {"any": {"resources": {"memory": 1}}, "b": {"resources": {KIND: 1}}}},
     )
-    done = frontrunner("launch", name, "--json", cwd=tmp_path, timeout_s=300)
+    done = frontrunner("launch", name, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     checked = frontrunner("doctor", name, "--json", cwd=tmp_path)
     fitting = [
@@ -198,7 +198,7 @@ def test_probes_of_a_group_run_on_its_nodes(tmp_path: Path, ray: RayCluster) -> 
 def test_a_replay_goes_on_after_its_node_is_lost(tmp_path: Path, ray: RayCluster) -> None:
     space = SPACE | {"devices": [2], "micro_batch_seqs": [2], "recompute": ["none"]}
     name = campaign(tmp_path, ray, space=space, probe={"measured_steps": 20})
-    done = frontrunner("launch", name, "--json", cwd=tmp_path, timeout_s=200)
+    done = frontrunner("launch", name, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     recipe = json.loads(done.stdout)["best"][0]["recipe_id"]
     checked = frontrunner("doctor", name, "--json", cwd=tmp_path)
@@ -207,7 +207,7 @@ def test_a_replay_goes_on_after_its_node_is_lost(tmp_path: Path, ray: RayCluster
     ] == ["ok"]
     arguments = ("replay", recipe, "--steps", "600", "--checkpoint-every", "20", "--folder", "run")
     with started(*arguments, cwd=tmp_path) as process:
-        wait_for(lambda: list(tmp_path.glob("run/checkpoints/step-*/.metadata")), 120)
+        wait_for(lambda: list(tmp_path.glob("run/checkpoints/step-*/.metadata")))
         ray.kill(
             next(
                 node
@@ -215,7 +215,7 @@ def test_a_replay_goes_on_after_its_node_is_lost(tmp_path: Path, ray: RayCluster
                 if node != ray.head
             )
         )
-        assert process.wait(300) == 0, (tmp_path / "stderr").read_text()
+        assert process.wait(600) == 0, (tmp_path / "stderr").read_text()
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["status"], result["final_step"]) == ("trained", 600)
     assert result["resumed_step"] > 0

@@ -173,11 +173,11 @@ def test_killed_in_the_middle_it_goes_on_with_the_same_losses(
     with started(*arguments, cwd=home) as command:
         wait_for(lambda: steps_written(folder) > 25)
         strike(folder, command)
-        assert command.wait(timeout=120) == status
+        assert command.wait(timeout=600) == status
     if strike is strike_everything_but_ranks:
         assert len(ranks_in(folder)) == 2, "they are left to the next run"
     else:
-        wait_for(lambda: not marked(REPLAY_TAG, str(folder)), timeout_s=30)
+        wait_for(lambda: not marked(REPLAY_TAG, str(folder)))
     reached = checkpoints(folder)[-1]
     assert 20 <= reached < STEPS
     again = frontrunner(*arguments, cwd=home)
@@ -206,7 +206,7 @@ def test_a_stop_ends_it_with_a_checkpoint_that_it_goes_on_from(
             (folder / STOP).write_text("1")
         else:
             command.send_signal(signal.SIGTERM)
-        assert command.wait(timeout=120) == ReplayStopped.exit_code
+        assert command.wait(timeout=600) == ReplayStopped.exit_code
     (stopped,) = metrics(folder)[-1:]
     assert checkpoints(folder)[-1] == int(stopped["step"]) < STEPS
     assert (
@@ -224,7 +224,7 @@ def test_an_interrupt_ends_it_with_everything_behind_it(measured: tuple[Path, st
     with started("replay", recipe, *OPTIONS, "--folder", folder.name, cwd=home) as command:
         wait_for(lambda: steps_written(folder) > 5)
         os.kill(command.pid, signal.SIGINT)
-        assert command.wait(timeout=120) == 130
+        assert command.wait(timeout=600) == 130
         assert not marked(REPLAY_TAG, str(folder))
     said = (home / "stderr").read_text()
     assert "Traceback" not in said
@@ -243,7 +243,7 @@ def test_a_folder_has_one_replay_at_a_time(measured: tuple[Path, str]) -> None:
         assert f"a replay is running in {folder}" in second.stderr
         assert first.poll() is None
         first.send_signal(signal.SIGINT)
-        first.wait(timeout=120)
+        first.wait(timeout=600)
 
 
 def test_a_folder_of_another_run_is_refused_and_left_as_it_is(

@@ -216,7 +216,7 @@ def test_the_reading_commands_ask_a_service(service: Served) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-P", "-m", "frontrunner.cli", *arguments]
         return subprocess.run(
-            argv, env=environment, capture_output=True, text=True, timeout=120, check=False
+            argv, env=environment, capture_output=True, text=True, timeout=600, check=False
         )
 
     by_wire = run("campaigns", "--json", "--server", service.url)
@@ -258,7 +258,7 @@ def test_service_starts_answers_and_stops(number: signal.Signals, tmp_path: Path
         assert [campaign.name for campaign in service.start().campaigns()] == ["first"]
         assert service.process
         service.process.send_signal(number)
-        assert service.process.wait(timeout=120) in (0, -signal.SIGTERM)
+        assert service.process.wait(timeout=600) in (0, -signal.SIGTERM)
 
 
 @pytest.mark.smoke
@@ -305,7 +305,7 @@ def test_no_port_twice_and_no_open_door(tmp_path: Path) -> None:
             *arguments,
         ]
         done = subprocess.run(
-            argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+            argv, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
         )
         assert done.returncode != 0
         assert done.stdout == ""
@@ -349,7 +349,7 @@ def test_real_probes_and_a_replay_by_wire(tmp_path: Path) -> None:
         wait_for(lambda: not psutil.pid_exists(endless.pid or 0) or _is_zombie(endless.pid))
         assert service.process
         service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(timeout=120) in (0, -signal.SIGTERM)
+        assert service.process.wait(timeout=600) in (0, -signal.SIGTERM)
 
 
 def _is_zombie(pid: int | None) -> bool:

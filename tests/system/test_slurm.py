@@ -43,7 +43,6 @@ pytestmark = [
     pytest.mark.skipif(
         bool(missing_programs()), reason=f"Slurm is not installed: {', '.join(missing_programs())}"
     ),
-    pytest.mark.timeout(400),
 ]
 TWO_NODES = {
     "tensor_parallel": [1],
@@ -130,7 +129,7 @@ def outcomes(folder: Path) -> list[Any]:
 def wait_for_stepping(folder: Path) -> Path:
     """The first run folder whose ranks step on both nodes."""
     return Path(
-        wait_for(lambda: next((p for p in run_folders(folder) if steps_written(p) > 3), None), 120)
+        wait_for(lambda: next((p for p in run_folders(folder) if steps_written(p) > 3), None))
     )
 
 
@@ -145,7 +144,7 @@ def test_recipes_of_one_and_two_nodes_share_an_allocation(
     name = campaign(
         tmp_path, space=space, search={"parallel_probes": 4}, probe={"measured_steps": 20}
     )
-    done = frontrunner("launch", name, cwd=tmp_path, timeout_s=200)
+    done = frontrunner("launch", name, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     folders = run_folders(tmp_path)
     assert len(folders) == 4
@@ -197,7 +196,7 @@ def test_a_walltime_that_expires_costs_an_attempt(tmp_path: Path, slurm: SlurmCl
         slurm.run(
             "scontrol", "update", f"jobid={job}", "endtime=now"
         )  # its limit goes with it; Slurm looks each 30 s
-        wait_for(lambda: any(isinstance(found, Failure) for found in outcomes(tmp_path)), 120)
+        wait_for(lambda: any(isinstance(found, Failure) for found in outcomes(tmp_path)))
         process.send_signal(signal.SIGUSR2)  # end what runs
         process.wait(200)
     cut = outcomes(tmp_path)[0]
@@ -218,7 +217,7 @@ def test_a_killed_driver_leaves_nothing_and_is_followed_by_another(
         lambda: all(report.ended for report in map(StepFolder(folder).report, (0, 1)) if report)
     )
     wait_for(lambda: not slurm.jobs())
-    resumed = frontrunner("resume", "tiny", cwd=tmp_path, timeout_s=200)
+    resumed = frontrunner("resume", "tiny", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert not isinstance(outcomes(tmp_path)[-1], Failure)
 
@@ -263,7 +262,7 @@ def test_a_node_that_loses_every_probe_is_set_aside_and_the_campaign_goes_on_wit
     )
     bad, good = slurm.nodes
     with losing_probes(bad):
-        done = frontrunner("launch", name, cwd=tmp_path, timeout_s=300)
+        done = frontrunner("launch", name, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"node {bad} is set aside, until a check after" in done.stderr
     hosts = [Step.read(path / "step.json").hosts for path in run_folders(tmp_path)]
@@ -285,13 +284,13 @@ def test_too_few_nodes_pause_the_campaign_and_a_check_lets_the_next_driver_go_on
     name = campaign(tmp_path, dispatch={"quarantine_after": 1, "quarantine_minutes": 0.02})
     bad = slurm.nodes[1]
     with losing_probes(bad):
-        done = frontrunner("launch", name, cwd=tmp_path, timeout_s=300)
+        done = frontrunner("launch", name, cwd=tmp_path)
     assert done.returncode == 6, done.stderr
     assert "Requested node configuration is not available" in done.stderr, (
         "both nodes without the bad one"
     )
     assert f"; node {bad} is set aside since" in done.stderr
-    resumed = frontrunner("resume", "tiny", cwd=tmp_path, timeout_s=300)
+    resumed = frontrunner("resume", "tiny", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert f"node {bad} was checked, is fine, and is used again" in resumed.stderr
     assert not isinstance(outcomes(tmp_path)[-1], Failure)
@@ -303,14 +302,14 @@ def test_a_campaign_within_a_held_job_uses_its_nodes(tmp_path: Path, slurm: Slur
     slurm.run(
         "sbatch", "-N2", "--exclusive", f"--chdir={tmp_path}", "--output=out", f"--wrap={launch}"
     )
-    wait_for(lambda: not slurm.jobs(), 120)
+    wait_for(lambda: not slurm.jobs())
     (measured,) = outcomes(tmp_path)
     assert not isinstance(measured, Failure), (tmp_path / "out").read_text()
     reports = [StepFolder(run_folders(tmp_path)[0]).report(node) for node in range(2)]
     assert [report.host for report in reports if report is not None] == list(slurm.nodes)
 
 
-@pytest.mark.timeout(1000)
+@pytest.mark.nightly
 def test_a_driver_s_job_is_followed_by_others_until_the_campaign_is_over(
     tmp_path: Path, slurm: SlurmCluster
 ) -> None:
@@ -319,7 +318,7 @@ def test_a_driver_s_job_is_followed_by_others_until_the_campaign_is_over(
     """
     space = TWO_NODES | {"micro_batch_seqs": [1, 2, 4, 8], "recompute": ["none", "full"]}
     space["sharding"] = ["none", "zero-1", "zero-2", "zero-3"]
-    probe = {"measured_steps": 150, "deadline_s": 100}
+    probe = {"measured_steps": 150, "deadline_s": 600}
     name = held_campaign(tmp_path, space=space, probe=probe, problem={"global_batch": 16})
     exported = frontrunner("export", name, "--to", "slurm", cwd=tmp_path)
     assert exported.returncode == 0, exported.stderr
@@ -397,7 +396,7 @@ def tagged(folder: Path) -> list[psutil.Process]:
 def test_a_command_s_ranks_run_on_every_node_and_end_with_it(
     tmp_path: Path, slurm: SlurmCluster
 ) -> None:
-    done = frontrunner("launch", commands(tmp_path), "--json", cwd=tmp_path, timeout_s=200)
+    done = frontrunner("launch", commands(tmp_path), "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (measured,) = outcomes(tmp_path)
     assert not isinstance(measured, Failure), measured
@@ -410,14 +409,12 @@ def test_a_command_s_ranks_run_on_every_node_and_end_with_it(
         assert f"rank {node} of 2 on node {node} of {names}" in log
     assert not tagged(tmp_path)
     recipe_id = json.loads(done.stdout)["best"][0]["recipe_id"]
-    replayed = frontrunner(
-        "replay", recipe_id, "--steps", "40", "--json", cwd=tmp_path, timeout_s=200
-    )
+    replayed = frontrunner("replay", recipe_id, "--steps", "40", "--json", cwd=tmp_path)
     assert replayed.returncode == 0, replayed.stderr
     found = json.loads(replayed.stdout)
     assert found["final_step"] == 40
     assert 0.5 < found["ratio_to_probe"] < 2
-    wait_for(lambda: not slurm.jobs(), 30)
+    wait_for(lambda: not slurm.jobs())
 
 
 def test_a_command_s_replay_takes_other_nodes_before_a_walltime_and_after_a_canceled_job(
@@ -438,7 +435,7 @@ def test_a_command_s_replay_takes_other_nodes_before_a_walltime_and_after_a_canc
         command={"arguments": [*program, *flags], "start_per": "node"},
         space={"devices": [1]},
     )
-    done = frontrunner("launch", name, "--json", cwd=tmp_path, timeout_s=200)
+    done = frontrunner("launch", name, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     recipe = json.loads(done.stdout)["best"][0]["recipe_id"]
     options = (
@@ -481,7 +478,7 @@ def test_a_command_campaign_goes_on_after_its_driver_was_killed(
         probe={"measured_steps": 60},
     )
     with started("launch", name, cwd=tmp_path) as process:
-        wait_for(lambda: sum(found is not None for found in outcomes(tmp_path)) >= 4, 150)
+        wait_for(lambda: sum(found is not None for found in outcomes(tmp_path)) >= 4)
         wait_for(
             lambda: len(tagged(tmp_path)) == 4, 150, pause_s=0.05
         )  # two trainers, and what each leaves
@@ -494,7 +491,7 @@ def test_a_command_campaign_goes_on_after_its_driver_was_killed(
     }
     wait_for(lambda: not tagged(tmp_path))
     wait_for(lambda: not slurm.jobs())
-    resumed = frontrunner("resume", "tiny", "--json", cwd=tmp_path, timeout_s=300)
+    resumed = frontrunner("resume", "tiny", "--json", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     trials = {path.name.partition(".")[0] for path in run_folders(tmp_path)}
     assert len(trials) == 12
@@ -534,9 +531,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, cluster: SlurmCluster) ->
     """A folder with a store, and the id of its one measured recipe, of two nodes."""
     folder = tmp_path_factory.mktemp("measured")
     with using(cluster):
-        done = frontrunner(
-            "launch", campaign(folder, **LARGER), "--json", cwd=folder, timeout_s=200
-        )
+        done = frontrunner("launch", campaign(folder, **LARGER), "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)["best"][0]["recipe_id"]
 
@@ -546,9 +541,7 @@ def uninterrupted(measured: tuple[Path, str], cluster: SlurmCluster) -> list[dic
     """The metrics of a replay that nothing happened to."""
     folder, recipe = measured
     with using(cluster):
-        done = frontrunner(
-            "replay", recipe, *REPLAY, "--folder", "whole", cwd=folder, timeout_s=300
-        )
+        done = frontrunner("replay", recipe, *REPLAY, "--folder", "whole", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert json.loads((folder / "whole" / "result.json").read_text())["final_step"] == STEPS
     return metrics(folder / "whole")
@@ -568,6 +561,7 @@ def wait_for_steps(folder: Path, more: int) -> None:
     wait_for(lambda: steps_written(folder) >= before + more, 120, pause_s=0.1)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_stopped_and_a_killed_driver(
     measured: tuple[Path, str], uninterrupted: list[dict[str, str]], slurm: SlurmCluster
@@ -577,22 +571,22 @@ def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_stopped_and_a_k
     with started(*arguments, cwd=home) as process:
         wait_for_steps(folder, 50)
         slurm.run("scancel", *slurm.running())
-        wait_for(lambda: len(noted(folder, "start")) == 2, 120)
+        wait_for(lambda: len(noted(folder, "start")) == 2)
         wait_for_steps(folder, 50)
         slurm.set_node(slurm.nodes[1], "down")
-        wait_for(lambda: len(noted(folder, "failed")) == 2, 120)
+        wait_for(lambda: len(noted(folder, "failed")) == 2)
         slurm.set_node(slurm.nodes[1], "resume")
-        wait_for(lambda: len(noted(folder, "start")) == 3, 120)
+        wait_for(lambda: len(noted(folder, "start")) == 3)
         wait_for_steps(folder, 20)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=120) == ReplayStopped.exit_code
+        assert process.wait(timeout=600) == ReplayStopped.exit_code
     wait_for(lambda: not slurm.jobs(), 30)  # the allocation is given back
     stopped = json.loads((folder / "result.json").read_text())["final_step"]
     with started(*arguments, cwd=home) as process:
         wait_for_steps(folder, 20)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    again = frontrunner(*arguments, cwd=home, timeout_s=600)
+    again = frontrunner(*arguments, cwd=home)
     assert again.returncode == 0, again.stderr
     cancelled, down = (found["why"] for found in noted(folder, "failed"))
     assert "CANCELLED" in cancelled
@@ -605,8 +599,7 @@ def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_stopped_and_a_k
     wait_for(lambda: not slurm.jobs(), 30)  # the allocation is given back
 
 
-@pytest.mark.timeout(1000)
-@pytest.mark.alone
+@pytest.mark.nightly
 def test_a_batch_script_submits_itself_again_until_the_replay_is_done(
     measured: tuple[Path, str],
     uninterrupted: list[dict[str, str]],
@@ -649,9 +642,7 @@ def test_a_profile_of_two_nodes_has_the_traces_of_both(
     measured: tuple[Path, str], tmp_path: Path
 ) -> None:
     home, recipe = measured
-    done = frontrunner(
-        "profile", recipe, "--folder", str(tmp_path / "p"), "--json", cwd=home, timeout_s=200
-    )
+    done = frontrunner("profile", recipe, "--folder", str(tmp_path / "p"), "--json", cwd=home)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["ranks"]) == 2
     reports = [StepFolder(tmp_path / "p").report(node) for node in range(2)]

@@ -185,7 +185,7 @@ def test_the_module_runs_alone(tmp_path: Path) -> None:
     path = prepare(job)
 
     command = [sys.executable, "-P", "-m", "frontrunner.evaluators.trainer", str(path)]
-    subprocess.run(command, check=True, timeout=120, env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"})
+    subprocess.run(command, check=True, timeout=600, env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"})
 
     assert read_result(job)["status"] == "measured"
 
@@ -195,7 +195,7 @@ def test_the_module_names_a_wrong_key(tmp_path: Path) -> None:
     path.write_text('{"version": 2, "versoin": 1}')
 
     command = [sys.executable, "-P", "-m", "frontrunner.evaluators.trainer", str(path)]
-    done = subprocess.run(command, check=False, timeout=120, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, timeout=600, capture_output=True, text=True)
 
     assert done.returncode == 1
     assert "job.versoin is not a key" in done.stderr
@@ -212,7 +212,7 @@ def test_rank_imports_torch_trainer_and_spaces_alone() -> None:
         check=True,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
     loaded = set(done.stdout.split())

@@ -63,6 +63,7 @@ FORMS = {
 }
 
 # The faster form gets more steps, so that a kill comes well before the end.
+BY_NIGHT = ("dp4-levels", "tp2-sp-dp2-zero3", "tp2-dp4-levels")
 STEPS_TO_KILL_IN = {
     "one-rank": 40,
     "tp2-sp-dp2-zero3": 10,
@@ -124,7 +125,7 @@ def _pid_of_rank_0(job: Job) -> int:
 @pytest.mark.parametrize(
     "form",
     [
-        pytest.param(form, marks=[pytest.mark.system] if "cp2" in form else [])
+        pytest.param(form, marks=[pytest.mark.nightly] if form in BY_NIGHT else [])
         for form in STEPS_TO_KILL_IN
     ],
 )
@@ -147,7 +148,14 @@ def test_a_killed_run_goes_on_as_if_it_never_was(
     ]
 
 
-@pytest.mark.parametrize("form", [name for name in FORMS if name != "one-rank"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(form, marks=[pytest.mark.nightly] if form in BY_NIGHT else [])
+        for form in FORMS
+        if form != "one-rank"
+    ],
+)
 def test_training_is_the_same_under_every_form(form: str, finished: Finished) -> None:
     steps = STEPS_TO_KILL_IN.get(form, 8)
     alone, spread = finished("one-rank", steps=steps), finished(form, steps=steps)
@@ -168,7 +176,7 @@ def test_training_is_the_same_under_every_form(form: str, finished: Finished) ->
     ("first", "second"),
     [
         ("one-rank", "tp2-sp-dp2-zero3"),
-        ("one-rank", "tp2-dp4-levels"),
+        pytest.param("one-rank", "tp2-dp4-levels", marks=pytest.mark.nightly),
         ("dp4-levels", "one-rank"),
         ("pp2-1f1b-cp2-zero3", "one-rank"),
     ],

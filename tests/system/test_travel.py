@@ -402,12 +402,12 @@ def test_the_pods_of_a_job_set_train_and_go_on_after_one_was_killed(tmp_path: Pa
                 one.kill()
         for pod in pods:
             pod.wait()
-        assert not psutil.wait_procs(ranks, timeout=60)[1]
+        assert not psutil.wait_procs(ranks, timeout=600)[1]
 
     pods = start("first")
     try:
-        (folder,) = wait_for(lambda: [path.parent for path in volume.glob("*/job.json")], 120)
-        wait_for(lambda: list(folder.glob("checkpoints/*/.metadata")), 120)
+        (folder,) = wait_for(lambda: [path.parent for path in volume.glob("*/job.json")])
+        wait_for(lambda: list(folder.glob("checkpoints/*/.metadata")))
     finally:
         end(pods)
     assert not (folder / "result.json").exists()

@@ -97,7 +97,7 @@ def on_a_terminal(*arguments: str, cwd: Path, columns: int) -> str:
             if not part:
                 break
             shown += part
-        child.wait(timeout=60)
+        child.wait(timeout=600)
     os.close(ours)
     return shown.decode()
 
@@ -426,7 +426,7 @@ def test_reading_imports_nothing_heavy(arguments: list[str], folder: Path) -> No
     )
     finished = subprocess.run(
         [sys.executable, "-P", "-c", code],
-        cwd=folder, env=environment(), capture_output=True, text=True, timeout=60, check=True,
+        cwd=folder, env=environment(), capture_output=True, text=True, timeout=600, check=True,
     )  # fmt: skip
     loaded = {name.partition(".")[0] for name in finished.stderr.split()}
     assert "frontrunner" in loaded

@@ -268,6 +268,6 @@ def test_a_node_needs_no_more_than_the_trainer_does() -> None:
 def test_an_interchange_whose_driver_is_gone_already_does_not_stay() -> None:
     command = [sys.executable, "-P", "-m", "frontrunner.evaluators.cluster.batch"]
     stranger = subprocess.run(
-        [*command, "1"], stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60
+        [*command, "1"], stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=600
     )
     assert (stranger.returncode, stranger.stderr) == (1, b"")

@@ -195,7 +195,7 @@ def drive(folder: Path, scheduler: str, *, status: int, starts: int) -> tuple[li
         env=variables,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert done.returncode == status

@@ -30,6 +30,7 @@ from frontrunner.results.records import Attempt
 from frontrunner.results.states import AttemptState
 from frontrunner.search.attempts import MAX_ATTEMPTS, MOST_CUTS, RetryPolicy
 from support.campaigns import order, setup_of, tiny_recipe, wait_for
+from support.doubles import Clock
 
 RUNNING = {"host": "n", "running": True}
 
@@ -161,7 +162,7 @@ def test_a_deadline_cancels_the_step(tmp_path: Path) -> None:
     )
     seen.tell(0)
     seen.tell(1)
-    wait_for(lambda: (seen.watch.look(), seen.folder.is_cancelled)[1], 5)
+    wait_for(lambda: (seen.watch.look(), seen.folder.is_cancelled)[1])
     seen.tell(0, statuses={0: -9}, killed=(0,), ended=True)
     seen.tell(1, statuses={1: -9}, killed=(1,), ended=True)
     assert seen.failure().kind is FailureKind.HUNG
@@ -174,16 +175,21 @@ def test_a_report_that_is_half_written_is_not_read(seen: Seen) -> None:
 
 
 def test_a_heart_is_heard_until_it_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frontrunner.evaluators.cluster.agent.BEAT_S", 0.02)
-    monkeypatch.setattr("frontrunner.evaluators.cluster.agent.LOOK_S", 0.0)
-    heart = Heartbeat(tmp_path / "lifeline")
-    listener = HeartbeatMonitor(tmp_path / "lifeline", silence_s=1.0)
-    end_s = time.monotonic() + 1.5
-    while time.monotonic() < end_s:
+    clock, file = Clock(), tmp_path / "lifeline"
+    monkeypatch.setattr("frontrunner.evaluators.cluster.agent.BEAT_S", 0.01)
+    monkeypatch.setattr("frontrunner.evaluators.cluster.agent.time", clock)
+    heart = Heartbeat(file)
+    listener = HeartbeatMonitor(file, silence_s=30.0)
+    for _ in range(3):
+        before = file.read_text()
+        wait_for(lambda before=before: file.read_text() not in ("", before))
+        clock.now_s += 20.0
         assert not listener.is_silent()
-        time.sleep(0.02)
     heart.stop()
-    wait_for(listener.is_silent, 5)
+    clock.now_s += 20.0
+    assert not listener.is_silent()
+    clock.now_s += 20.0
+    assert listener.is_silent()
 
 
 def test_attempts_that_are_cut_do_not_count() -> None:

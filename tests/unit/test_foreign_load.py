@@ -137,7 +137,8 @@ def test_a_quota_of_any_level_counts_and_a_kernel_without_counters_fails_nothing
 
 
 ME = os.getpid()
-PROCESSES = {ME: Process(os.getppid(), "python", 0, 0, 0), 71: Process(1, "train.py", 0, 0, 0)}
+NOBODY = 2**22 + 1  # beyond the largest process id of Linux: the parent of none of these tests
+PROCESSES = {ME: Process(os.getppid(), "python", 0, 0, 0), 71: Process(NOBODY, "train.py", 0, 0, 0)}
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     ]
     environment = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     built = subprocess.run(
-        command, cwd=copy, env=environment, capture_output=True, text=True, timeout=240, check=False
+        command, cwd=copy, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     assert built.returncode == 0, built.stdout + built.stderr
     (wheel,) = (copy / "made").glob("*.whl")

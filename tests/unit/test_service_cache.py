@@ -40,10 +40,10 @@ def test_no_start_waits_for_figures(tmp_path: Path) -> None:
     service, drawn = Service(settings(tmp_path)), threading.Event()
 
     async def ask() -> str:
-        drawing = [asyncio.create_task(service.slowly(lambda: drawn.wait(60))) for _ in range(3)]
+        drawing = [asyncio.create_task(service.slowly(lambda: drawn.wait(600))) for _ in range(3)]
         await asyncio.sleep(0)
         try:
-            return await asyncio.wait_for(service.slowly(lambda: "begun", starts=True), 60)
+            return await asyncio.wait_for(service.slowly(lambda: "begun", starts=True), 600)
         finally:
             drawn.set()
             await asyncio.gather(*drawing)
