@@ -6,13 +6,14 @@ import json
 import shutil
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 from urllib.request import Request, urlopen
 
 import pytest
 
 from frontrunner.server.auth import read_tokens
 from support.services import Served
+from support.starting import DidNotStart, retried
 
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -20,8 +21,20 @@ IN_A_BROWSER = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on PATH"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # playwright's own, of asyncio
 ]
-PATIENCE_MS = 120_000
+PATIENCE_MS = 300_000
 api.expect.set_options(timeout=PATIENCE_MS)
+
+
+@contextmanager
+def _chromium(driver: Any) -> Iterator[Any]:
+    try:
+        browser = driver.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE_MS
+        )
+    except api.Error as error:
+        raise DidNotStart(str(error)) from error
+    yield browser
+    browser.close()
 
 
 @contextmanager
@@ -44,8 +57,10 @@ def window(
     asked = Request(f"{service.url}/api/v1/links", method="POST", headers=headers)
     with urlopen(asked) as answer:
         link = json.load(answer)["path"]
-    with api.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with (
+        api.sync_playwright() as driver,
+        retried("Chromium", lambda _: _chromium(driver)) as chromium,
+    ):
         page = chromium.new_page(viewport={"width": width, "height": 860}, color_scheme=scheme)
         page.set_default_timeout(PATIENCE_MS)
         page.goto(service.url + link)
@@ -58,5 +73,4 @@ def window(
             ),
         )
         yield page
-        chromium.close()
     assert not errors, errors

@@ -26,6 +26,7 @@ from frontrunner.evaluators.probe.processes import DRIVER_TAG
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.recipe import Recipe
+from support.commands import warm_command_line
 
 Table = dict[str, Any]
 WIDE: Table = {
@@ -157,19 +158,9 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "frontrunner.cli", *arguments]
 
 
-def frontrunner(
-    *arguments: str, cwd: Path, timeout_s: float = 600
-) -> subprocess.CompletedProcess[str]:
+def frontrunner(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end."""
-    return subprocess.run(
-        command(*arguments),
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    return warm_command_line().run(arguments, cwd=cwd, environment=environment())
 
 
 def needless_imports(module: str) -> str:

@@ -5,6 +5,7 @@ Each order is a JSON line on stdin; the answer is a line with the command's exit
 commands import first is here already: most of what a short one costs.
 """
 
+import gc
 import json
 import os
 import sys
@@ -41,6 +42,8 @@ def _become(order: dict[str, Any]) -> None:
 def _serve() -> None:
     for name in PRELOADED:
         import_module(name)
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
         order = json.loads(line)
         child = os.fork()

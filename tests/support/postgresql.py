@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -18,6 +18,8 @@ from urllib.parse import unquote
 import psycopg
 import pytest
 from psycopg import sql
+
+from support.starting import DidNotStart, retried
 
 CANDIDATES = (*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True), Path("/usr/bin"))
 UNPRIVILEGED = "postgres"
@@ -80,7 +82,7 @@ class Server:
                 psycopg.connect(self._connection("postgres")).close()
             except psycopg.OperationalError:
                 if self.process.poll() is not None:
-                    raise RuntimeError((self.folder / "server.log").read_text()) from None
+                    raise DidNotStart((self.folder / "server.log").read_text()) from None
                 time.sleep(0.05)
             else:
                 return
@@ -110,9 +112,13 @@ class Server:
         return f"host={self.folder} user={UNPRIVILEGED} dbname={database}"
 
 
-@contextmanager
-def running_server() -> Iterator[Server]:
+def running_server() -> AbstractContextManager[Server]:
     """A server that lives as long as the block; skips where none can be started."""
+    return retried("PostgreSQL", lambda _: _server())
+
+
+@contextmanager
+def _server() -> Iterator[Server]:
     if (reason := why_none()) is not None:
         pytest.skip(reason)
     programs = server_programs()

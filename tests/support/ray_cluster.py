@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from support.campaigns import marked
+from support.starting import DidNotStart, retried
 
 ADDRESS = "127.0.0.2"
 """Ray replaces 127.0.0.1 by the host's other address."""
@@ -74,9 +75,13 @@ class RayCluster:
         self.kill(self.head)
 
 
-@contextmanager
-def ray_cluster(nodes: int, port: int = 0) -> Iterator[RayCluster]:
+def ray_cluster(nodes: int, port: int = 0) -> AbstractContextManager[RayCluster]:
     """Start a cluster, at a port if one is named, and end it."""
+    return retried("Ray", lambda _: _cluster(nodes, port))
+
+
+@contextmanager
+def _cluster(nodes: int, port: int) -> Iterator[RayCluster]:
     command = [sys.executable, "-P", "-m", "support.ray_cluster", str(nodes), str(port)]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     with subprocess.Popen(
@@ -85,7 +90,8 @@ def ray_cluster(nodes: int, port: int = 0) -> Iterator[RayCluster]:
         assert process.stdin is not None
         assert process.stdout is not None
         line = next((line for line in process.stdout if line.startswith("{")), "")
-        assert line, "Ray did not start"
+        if not line:
+            raise DidNotStart(f"its program ended with status {process.wait()}")
         try:
             yield RayCluster(**json.loads(line))
         finally:

@@ -9,8 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -163,14 +162,6 @@ def _kill_drivers(path: Path) -> None:
             for driver in active_drivers(store):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(driver.pid, signal.SIGKILL)
-
-
-def wait_for(is_so: Callable[[], bool], *, at_most_s: float = 60.0) -> None:
-    """Wait until something is so, however slow the machine is."""
-    give_up = time.monotonic() + at_most_s
-    while not is_so():
-        assert time.monotonic() < give_up, "it did not come to be"
-        time.sleep(0.05)
 
 
 def remote(service: TestClient, token: str) -> RemoteStore:

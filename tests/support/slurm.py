@@ -13,10 +13,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+
+from support.starting import DidNotStart, retried
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 
@@ -115,9 +117,13 @@ class SlurmCluster:
         self.run("scontrol", "update", f"nodename={node}", f"state={state}", "reason=test")
 
 
-@contextmanager
-def slurm_cluster(folder: Path) -> Iterator[SlurmCluster]:
+def slurm_cluster(folder: Path) -> AbstractContextManager[SlurmCluster]:
     """Start a cluster, and end its daemons and whatever they still run."""
+    return retried("Slurm", lambda attempt: _cluster(folder / f"{attempt}"))
+
+
+@contextmanager
+def _cluster(folder: Path) -> Iterator[SlurmCluster]:
     folder.mkdir(parents=True, exist_ok=True)
     port, *node_ports = _free_ports(3)
     names = tuple(f"fr{port}n{number}" for number in (1, 2))
@@ -159,10 +165,10 @@ def _start_munge(folder: Path) -> subprocess.Popen[bytes]:
         daemon = subprocess.Popen(
             command, env={**os.environ, "PATH": _path()}, stdout=log, stderr=log
         )
-    end_s = time.monotonic() + 20
+    end_s = time.monotonic() + 60
     while not (munge / "socket").exists():
         if daemon.poll() is not None or time.monotonic() > end_s:
-            raise RuntimeError(f"munged did not start: {(folder / 'munged.log').read_text()}")
+            raise DidNotStart(f"munged: {(folder / 'munged.log').read_text()}")
         time.sleep(0.05)
     return daemon
 
@@ -179,7 +185,7 @@ def _start(folder: Path, program: str, *options: str) -> subprocess.Popen[bytes]
 
 
 def _wait_until_idle(cluster: SlurmCluster) -> None:
-    end_s = time.monotonic() + 60
+    end_s = time.monotonic() + 120
     while True:
         try:
             states = cluster.run("sinfo", "--noheader", "--Node", "--format=%t").split()
@@ -188,7 +194,7 @@ def _wait_until_idle(cluster: SlurmCluster) -> None:
         if states == ["idle", "idle"]:
             return
         if time.monotonic() > end_s:
-            raise RuntimeError(f"the nodes are {states}; see {cluster.folder}")
+            raise DidNotStart(f"the nodes are {states}; see {cluster.folder}")
         time.sleep(0.2)
 
 

@@ -24,8 +24,8 @@ from frontrunner.results.store import open_store
 from frontrunner.search.campaign_setup import create, stored_spec
 from frontrunner.server.drivers import CHILD
 from frontrunner.spaces.errors import InvalidInput, NotFound, ServiceUnreachable
-from support.campaigns import spec_of, tiny, write_toml
-from support.services import BODY, Served, filled, served, settings, tokens_of, wait_for
+from support.campaigns import spec_of, tiny, wait_for, write_toml
+from support.services import BODY, Served, filled, served, settings, tokens_of
 
 OPENED = 150
 """Connections: more than one address may hold, and fewer requests than a burst may have."""
@@ -333,17 +333,17 @@ def test_real_probes_and_a_replay_by_wire(tmp_path: Path) -> None:
     with served(tmp_path) as service:
         client = service.start()
         name = client.launch(body)
-        wait_for(lambda: client.status(name).campaign.state == "finished", at_most_s=200)
+        wait_for(lambda: client.status(name).campaign.state == "finished")
         best = client.best(name)[0]
         started = client.replay(best.recipe_id, steps=5)
         assert started.recipe_id == best.recipe_id
-        wait_for(lambda: client.watch_replay(best.recipe_id).state != "running", at_most_s=200)
+        wait_for(lambda: client.watch_replay(best.recipe_id).state != "running")
         done = client.watch_replay(best.recipe_id)
         assert (done.state, done.step) == ("finished", 5), done.log_tail
         endless = client.replay(client.best(name)[-1].recipe_id, steps=1_000_000)
-        wait_for(lambda: client.watch_replay(endless.recipe_id).step > 0, at_most_s=200)
+        wait_for(lambda: client.watch_replay(endless.recipe_id).step > 0)
         client.stop_replay(endless.recipe_id)
-        wait_for(lambda: client.watch_replay(endless.recipe_id).state == "stopped", at_most_s=100)
+        wait_for(lambda: client.watch_replay(endless.recipe_id).state == "stopped")
         assert client.watch_replay(endless.recipe_id).checkpoint_step > 0
         assert endless.pid is not None
         wait_for(lambda: not psutil.pid_exists(endless.pid or 0) or _is_zombie(endless.pid))
@@ -386,9 +386,7 @@ def test_a_registered_trainer_is_launched_by_its_name_and_its_secrets_stay(tmp_p
         with pytest.raises(InvalidInput, match=r'trainer = "other": expected one of fake'):
             client.launch(body | {"trainer": "other"})
         name = client.launch(body)
-        wait_for(
-            lambda: client.status(name).campaign.state not in ("running", "created"), at_most_s=120
-        )
+        wait_for(lambda: client.status(name).campaign.state not in ("running", "created"))
         best = client.best(name)
         assert best, client.failures(name)
         assert "hunter2" not in client.status(name).campaign.spec_json
