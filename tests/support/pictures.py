@@ -30,7 +30,7 @@ MOST_HIGH = 1500
 """Pixels of a picture; what is below on a page is left out."""
 COLORS = 256
 """Of a picture: they are drawings, which more make little better but much larger."""
-PARTS = {"one_campaign": ("figures", "film"), "one_recipe": ("step",)}
+PARTS = {"one_campaign": ("figures",), "one_recipe": ("step",)}
 """Parts of pages, by their ids, that have pictures of their own."""
 ON_A_PHONE = ("one_campaign", "one_recipe")
 PLANNED = "?model=frontier-175b&nodes=64&global_batch=1024"
@@ -90,7 +90,7 @@ def every_picture(service: Served, folder: Path, file: Path) -> None:
         for name, path in [*addresses(service, team, page, campaign)]:
             drawn(page, service.url + path)
             picture(page, folder, name)
-            page.locator("details#film, details#filters-box").evaluate_all(
+            page.locator("details#filters-box").evaluate_all(
                 "all => all.forEach(one => { one.open = true; })"
             )
             for part in PARTS.get(name, ()):

@@ -766,7 +766,7 @@ with TestClient(app, base_url={ORIGIN!r}) as client:
     client.headers["authorization"] = "Bearer " + read_tokens(tokens).operator
     for path in ("/", "/campaigns/first", "/recipes/{ids[0]}", "/campaigns/first/figures/history"):
         assert client.get(path).status_code == 200, path
-print(sorted({{"torch", "optuna", "deephyper", "sklearn", "matplotlib"}} & set(sys.modules)))
+print(sorted({{"torch", "optuna", "deephyper", "sklearn"}} & set(sys.modules)))
 """
     found = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", "-c", script],

@@ -79,7 +79,6 @@ READING = (
         "explain",
         "export",
         "failures",
-        "film",
         "front",
         "history",
         "pareto",
