@@ -220,7 +220,7 @@ def test_charts_are_json_and_unknown_ones_refused(client: TestClient) -> None:
     found = client.get("/campaigns/first/figures/speed-memory").json()
     assert found["spec"]["layer"]
     assert "front" in found["reading"]
-    assert client.get("/campaigns/first/figures/importance").status_code == 422
+    assert client.get("/campaigns/first/figures/shap").status_code == 422
 
 
 @pytest.mark.parametrize(

@@ -342,7 +342,7 @@ def plot(
     """Write the figures of CAMPAIGN's report (default: the newest) as SVG or PNG.
 
     Figures: history, speed-memory, sensitivity, scaling, parallel-coordinates, feasibility,
-    predicted, importance, shap, node-hours.
+    predicted, shap, node-hours.
     """
     written, absent = backend.plot(campaign, out=out, figure=figure, format=wanted)
     for path in written:
