@@ -36,6 +36,10 @@ FIGURES = ("tokens_per_s", "low", "high", "chance")
 OUTLOOK = "outlook"
 NO_OUTLOOK = "no-outlook"
 """Event of an outcome after which a strategy has no forecast, where it had one before."""
+MOST_NAMED = 100
+"""Trials that a query names. For more it reads all proposals, since SQLite nests at most 1,000
+conditions.
+"""
 PROPOSED = "proposed"
 """Event of a recipe that was chosen by a forecast; its data names the `trial` and has the fields of
 `Expected`.
@@ -111,14 +115,15 @@ class Expected:
 
 
 def expected_of(store: Store, campaign_id: int, trials: Collection[int]) -> dict[int, Expected]:
-    """Return what was expected of a few trials, given by their numbers, where a strategy said
-    so.
-    """
-    # The number of the trial is the last key of the data.
-    named = [EventRow.data_json.endswith(f'"trial":{number}}}') for number in trials]
-    mine = (EventRow.campaign_id == campaign_id, EventRow.kind == PROPOSED, or_(false(), *named))
+    """Return what was expected of trials, given by their numbers, where a strategy said so."""
+    mine = [EventRow.campaign_id == campaign_id, EventRow.kind == PROPOSED]
+    if len(trials) <= MOST_NAMED:
+        # The number of the trial is the last key of the data.
+        named = [EventRow.data_json.endswith(f'"trial":{number}}}') for number in trials]
+        mine.append(or_(false(), *named))
     with store.database.read() as connection:
-        return dict(_expected(event) for event in values(connection, Event, *mine))
+        expected = dict(map(_expected, values(connection, Event, *mine)))
+    return {number: expected[number] for number in trials if number in expected}
 
 
 def _expected(event: Event) -> tuple[int, Expected]:

@@ -71,9 +71,11 @@ def test_running_probe_has_its_step_its_reason_and_the_last_outcomes(
     assert seen(tmp_path).driver is None
 
 
+@pytest.mark.parametrize("most_named", [0, 100], ids=["all are read", "named"])
 def test_expectation_stored_by_an_earlier_version_is_read_without_its_belief(
-    tmp_path: Path,
+    most_named: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("frontrunner.results.predictions.MOST_NAMED", most_named)
     belief = {"x": "tensor_parallel", "y": "pipeline_parallel", "cells": [[1, 1, 450.0]]}
     with driven(tmp_path, "wide") as campaign:
         campaign.begin()
