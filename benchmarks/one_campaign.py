@@ -285,9 +285,9 @@ def operations() -> list[str]:
             f"{API}/predictions",
             f"{API}/baseline",
         ),
-        *(f"{API}/film", "/api/v1/campaigns"),
+        "/api/v1/campaigns",
         *(f"{API}/figures/{name}" for name in FIGURES),
-        *(f"{API}/report", f"/campaigns/{NAME}/film", f"/campaigns/{NAME}/recipes.csv"),
+        *(f"{API}/report", f"/campaigns/{NAME}/recipes.csv"),
     ]
 
 

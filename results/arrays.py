@@ -398,16 +398,6 @@ class Ended:
         """`measured`, or the failure's kind."""
         return TrialState.MEASURED.value if self.kind is None else self.kind.value
 
-    @property
-    def tokens_per_s(self) -> float | None:
-        """What it measured."""
-        return _known(self.attempts.tokens_per_s[self.place])
-
-    @property
-    def node_seconds(self) -> float:
-        """What it took."""
-        return float(self.attempts.node_seconds[self.place])
-
 
 @dataclass(frozen=True, kw_only=True)
 class Attempts(Sequence[Ended]):

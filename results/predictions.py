@@ -8,7 +8,7 @@ contains any.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, false, func, or_, select
@@ -26,7 +26,7 @@ from frontrunner.results.schema import (
 )
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import Store
-from frontrunner.spaces.recipe import Choice, Recipe
+from frontrunner.spaces.recipe import Recipe
 
 PREDICTION = "prediction"
 # Keys of a campaign's problem summary: the campaign that it is predicted from, and how that
@@ -37,10 +37,12 @@ OUTLOOK = "outlook"
 NO_OUTLOOK = "no-outlook"
 """Event of an outcome after which a strategy has no forecast, where it had one before."""
 MOST_NAMED = 100
-"""Trials whose events are looked for one by one."""
+"""Trials that a query names. For more it reads all proposals, since SQLite nests at most 1,000
+conditions.
+"""
 PROPOSED = "proposed"
 """Event of a recipe that was chosen by a forecast; its data names the `trial` and has the fields of
-`Proposed`.
+`Expected`.
 """
 FORECASTS = (OUTLOOK, NO_OUTLOOK, PREDICTION, PROPOSED)
 """Events that are not part of a campaign's history."""
@@ -112,71 +114,29 @@ class Expected:
     of_front: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Belief:
-    """The tokens/s of the fastest recipe that a strategy expected to run at places of a map, as (x,
-    y, tokens/s).
-
-    A measured recipe counts with what was measured. A place that has none is left out.
-    """
-
-    x: str
-    y: str
-    cells: tuple[tuple[Choice, Choice, float], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proposed(Expected):
-    """What a strategy expected of a recipe when it chose it, and of all others."""
-
-    belief: Belief | None = None
-
-    @property
-    def alone(self) -> Expected:
-        """What was expected of the recipe alone."""
-        return Expected(**{one.name: getattr(self, one.name) for one in fields(Expected)})
-
-
 def expected_of(store: Store, campaign_id: int, trials: Collection[int]) -> dict[int, Expected]:
     """Return what was expected of trials, given by their numbers, where a strategy said so."""
-    return {number: one.alone for number, one in proposed_of(store, campaign_id, trials).items()}
-
-
-def proposed_of(store: Store, campaign_id: int, trials: Collection[int]) -> dict[int, Proposed]:
-    """Return the same with what was expected of all other recipes."""
     mine = [EventRow.campaign_id == campaign_id, EventRow.kind == PROPOSED]
     if len(trials) <= MOST_NAMED:
-        named = [
-            EventRow.data_json.endswith(f'"trial":{number}}}') for number in trials
-        ]  # the last of its keys
+        # The number of the trial is the last key of the data.
+        named = [EventRow.data_json.endswith(f'"trial":{number}}}') for number in trials]
         mine.append(or_(false(), *named))
     with store.database.read() as connection:
-        # At most one proposal per trial, in the order of their numbers.
-        found = dict(map(_proposed, values(connection, Event, *mine, limit=max(trials, default=0))))
-    wanted = set(trials)
-    return {number: one for number, one in found.items() if number in wanted}
+        expected = dict(map(_expected, values(connection, Event, *mine)))
+    return {number: expected[number] for number in trials if number in expected}
 
 
-def _proposed(event: Event) -> tuple[int, Proposed]:
-    def read() -> tuple[int, Proposed]:
-        data: Mapping[str, Any] = event.data
-        gain, belief = (
-            data["expected_improvement"],
-            data.get("belief"),
-        )  # earlier versions stored none
-        cells = (
-            () if belief is None else tuple((x, y, float(rate)) for x, y, rate in belief["cells"])
-        )
-        proposed = Proposed(
+def _expected(event: Event) -> tuple[int, Expected]:
+    def read() -> tuple[int, Expected]:
+        data: Mapping[str, Any] = event.data  # earlier versions stored a key `belief`, too
+        gain = data["expected_improvement"]
+        expected = Expected(
             tokens_per_s=float(data["tokens_per_s"] or 0.0),
             chance=float(data["chance"] or 0.0),
             expected_improvement=None if gain is None else float(gain),
             of_front=bool(data["of_front"]),
-            belief=None
-            if belief is None
-            else Belief(x=str(belief["x"]), y=str(belief["y"]), cells=cells),
         )
-        return int(data["trial"]), proposed
+        return int(data["trial"]), expected
 
     return interpreted(EventRow, event.id, "data_json", read)
 

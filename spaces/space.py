@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -52,8 +52,6 @@ FRAME = tuple(
     if one.group in ("machine", "degrees", "batch", "pipeline") and one.kind != "layers"
 )
 """The first dimensions, which `legality.why_no_frame` judges."""
-MAPPED = ("tensor_parallel", "pipeline_parallel")
-"""Dimensions that a map of a search is drawn over, where they vary."""
 MAX_POINTS = 20_000_000
 LARGEST_MICRO_BATCH = 8
 LONG_SEQUENCE = 16_384
@@ -246,15 +244,6 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
         from frontrunner.spaces.enumeration import survey_of
 
         return survey_of(problem, dimensions, parts, self.custom)
-
-
-def map_axes(varied: Sequence[str], x: str | None = None, y: str | None = None) -> tuple[str, str]:
-    """Return two of at least two dimensions that vary for a map of them; `x` and `y` may be
-    given.
-    """
-    left = [name for name in (*MAPPED, *varied) if name in varied and name not in (x, y)]
-    x = x or left.pop(0)
-    return x, y or next(name for name in left if name != x)
 
 
 def divisors(number: int) -> tuple[int, ...]:

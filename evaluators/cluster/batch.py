@@ -51,17 +51,7 @@ FRONTRUNNER_NODES="$(mktemp)"; trap 'rm -f "$FRONTRUNNER_NODES"' EXIT
 awk '!seen[$0]++' "$PBS_NODEFILE" > "$FRONTRUNNER_NODES"; export PBS_NODEFILE="$FRONTRUNNER_NODES\""""  # noqa: E501
 """PBS names a node once for each of its slots; Parsl takes each line for a node."""
 
-LSF_NODES = """\
-FRONTRUNNER_NODES="$(mktemp)"; trap 'rm -f "$FRONTRUNNER_NODES"' EXIT
-echo "$LSB_MCPU_HOSTS" | tr ' ' '\\n' | paste - - | awk '$2 > 1 {print $1}' > "$FRONTRUNNER_NODES"
-export PBS_NODEFILE="$FRONTRUNNER_NODES\""""
-"""Parsl reads nodes as PBS names them, or Slurm. The host of LSF's batch script, of one slot,
-computes nothing.
-"""
-
-_AFTER_INIT = {"pbs": UNIQUE_PBS_NODES, "lsf": LSF_NODES}
-_TITLES = {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF"}
-_TIME_LEFT_OF_LSF = re.compile(r"(?P<hours>\d+):(?P<minutes>\d+)\s+L")
+_TITLES = {"slurm": "Slurm", "pbs": "PBS"}
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
@@ -103,13 +93,6 @@ def seconds_left(scheduler: str, job_id: str) -> float | None:
     """Return what is left of a running job's walltime; None if it has no end, or it is unknown."""
     if scheduler == "slurm":
         return _seconds(_query("squeue", "--noheader", f"--job={job_id}", "--format=%L").strip())
-    if (
-        scheduler == "lsf"
-    ):  # hours and minutes; what follows is L where it is the limit's, not an estimate
-        found = _TIME_LEFT_OF_LSF.fullmatch(
-            _query("bjobs", "-noheader", "-o", "time_left", job_id).strip()
-        )
-        return None if found is None else 60.0 * (60 * int(found["hours"]) + int(found["minutes"]))
     if scheduler != "pbs":
         return None
     job = _pbs_job(job_id)
@@ -167,8 +150,6 @@ def why_ended(scheduler: str, job_id: str) -> str | None:
         job = _pbs_job(job_id)
         words = [f"exit status {job['Exit_status']}"] if "Exit_status" in job else []
         words += [str(job["comment"])] if job.get("comment") else []
-    elif scheduler == "lsf":
-        words = [" ".join(_query("bjobs", "-noheader", "-o", "stat exit_reason", job_id).split())]
     return f"{_TITLES[scheduler]}: {', '.join(words)}" if any(words) else None
 
 
@@ -227,7 +208,7 @@ def make_provider(source: NodeSource, folder: Path) -> Any:
         before = f"unset SLURM_NODELIST\nexport PBS_NODEFILE={shlex.quote(str(nodes))}"
     else:
         name, _, keys = SCHEDULERS[source.scheduler]
-        after = _AFTER_INIT.get(source.scheduler, "")
+        after = UNIQUE_PBS_NODES if source.scheduler == "pbs" else ""
         request = {theirs: getattr(settings, ours) for ours, theirs in keys.items()}
         request = {key: value for key, value in request.items() if value is not None}
         options = list(settings.scheduler_options)

@@ -57,10 +57,6 @@ LAUNCHERS = (
         "open-mpi",
         *(f"OMPI_COMM_WORLD_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
     ),
-    # Of LSF machines.
-    Launcher(
-        "jsrun", *(f"JSM_NAMESPACE_{what}" for what in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-    ),
     # mpiexec of Cray PALS and of MPICH's Hydra; PALS leaves the world size to PMI.
     Launcher(
         "mpich",
@@ -80,7 +76,6 @@ LAUNCHERS = (
 SCHEDULERS = {
     "slurm": ("SLURM_JOB_ID", "SLURM_JOB_NODELIST SLURM_NODELIST"),
     "pbs": ("PBS_JOBID", "PBS_NODEFILE"),
-    "lsf": ("LSB_JOBID", "LSB_MCPU_HOSTS"),
     "flux": ("FLUX_JOB_ID", "FLUX_JOB_NODELIST"),
 }
 """For each batch system the variables with the job's id and its nodes: see `_nodes`."""
@@ -198,12 +193,6 @@ def _nodes(scheduler: str, stated: str) -> list[str]:
             Path(stated).read_text(encoding="utf-8").split("\n") if Path(stated).is_file() else []
         )
         return [line.split()[0] for line in lines if line.strip()]
-    if (
-        scheduler == "lsf"
-    ):  # hosts, each with its slots; the host of the batch script, of one slot, computes nothing
-        words = stated.split()
-        pairs = list(zip(words[::2], words[1::2], strict=False))
-        return [host for host, slots in pairs if slots != "1"] or [host for host, _ in pairs]
     return expand_hosts(stated)
 
 

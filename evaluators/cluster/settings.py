@@ -49,7 +49,7 @@ LAUNCHERS: dict[str, str] = {
 """How each launcher starts one process per node. None binds it to a part of its node, which all
 ranks share.
 """
-SCHEDULER_LAUNCHERS = {"slurm": "srun", "pbs": "mpiexec", "lsf": "mpirun", "flux": "flux"}
+SCHEDULER_LAUNCHERS = {"slurm": "srun", "pbs": "mpiexec", "flux": "flux"}
 
 
 class BatchSystem(NamedTuple):
@@ -75,11 +75,6 @@ SCHEDULERS = {
         {"account": "account", "queue": "queue", "scheduler_options": "scheduler_options"}
         | {"select_options": "select_options", "processors_per_node": "cpus_per_node"},
     ),
-    "lsf": BatchSystem(
-        "LSFProvider",
-        "#BSUB",
-        {"account": "project", "queue": "queue", "scheduler_options": "scheduler_options"},
-    ),
 }
 UNSUITED_SCHEDULERS = {
     "flux": (
@@ -88,6 +83,10 @@ UNSUITED_SCHEDULERS = {
     "kubernetes": (
         "Parsl's MPI executor reads its nodes from a batch system, and pods have none; "
         'dispatch.backend = "ray" uses pods'
+    ),
+    "lsf": (
+        "frontrunner requests no nodes from LSF any more: start a Ray cluster in an LSF job, with"
+        ' dispatch.backend = "ray"'
     ),
 }
 
@@ -130,7 +129,7 @@ _LEAST = {
     "quarantine_after": 0,
 }
 _WALLTIME = re.compile(r"(\d{1,3}):([0-5]\d):00")
-"""Whole minutes: Slurm and LSF count in them."""
+"""Whole minutes: Slurm counts in them."""
 _RAY_ADDRESS = re.compile(
     r"(?:ray://)?(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):(?P<port>\d{1,5})", re.ASCII
 )
@@ -188,9 +187,9 @@ class DispatchSettings:
     0.001}`.
     """
     scheduler: str | None = None
-    """`slurm`, `pbs` or `lsf`, for `parsl`."""
+    """`slurm` or `pbs`, for `parsl`."""
     account: str | None = None
-    """Account that is charged (`lsf`: the project)."""
+    """Account that is charged."""
     queue: str | None = None
     """Queue; under Slurm the partition."""
     qos: str | None = None
@@ -212,7 +211,7 @@ class DispatchSettings:
     processors_per_node: int | None = None
     """Processors to request per node (`slurm`: `--cpus-per-task`; `pbs`: `ncpus`)."""
     scheduler_options: tuple[str, ...] = ()
-    """More lines for the head of the submit script, each with its `#SBATCH`, `#PBS` or `#BSUB`."""
+    """More lines for the head of the submit script, each with its `#SBATCH` or `#PBS`."""
     select_options: str | None = None
     """`pbs` only: what follows `-l select=N:ncpus=M:`, as `ngpus=4`."""
     queue_limit_minutes: float | None = None
@@ -281,11 +280,8 @@ class DispatchSettings:
     def _check_request(self, given: Mapping[str, Any]) -> None:
         if self.scheduler is None:
             raise bad_value("dispatch.scheduler", None, f"one of {', '.join(SCHEDULERS)}")
-        if self.scheduler in UNSUITED_SCHEDULERS:
-            raise InvalidInput(
-                f'dispatch.scheduler = "{self.scheduler}": {UNSUITED_SCHEDULERS[self.scheduler]}'
-            )
-        require_one_of("dispatch", "scheduler", self.scheduler, SCHEDULERS)
+        if self.scheduler not in SCHEDULERS:
+            return  # of a stored campaign: `require_scheduler` refuses it where nodes are requested
         if self.walltime_s < 60 and (self.walltime is not None or not self.group):
             expected = '"HH:MM:00", whole minutes: how long to hold nodes'
             raise bad_value("dispatch.walltime", self.walltime, expected)
@@ -324,6 +320,20 @@ class DispatchSettings:
         """`walltime` in seconds; 0 if missing or invalid."""
         found = _WALLTIME.fullmatch(self.walltime or "")
         return 0.0 if found is None else 3600.0 * int(found[1]) + 60.0 * int(found[2])
+
+
+def require_scheduler(settings: DispatchSettings) -> DispatchSettings:
+    """Return the settings; raise `InvalidInput` where they request nodes from a batch system that
+    this version does not know.
+
+    Stored campaigns of earlier versions may name one: they are read, and cannot be resumed.
+    """
+    scheduler = settings.scheduler
+    if scheduler in UNSUITED_SCHEDULERS:
+        raise InvalidInput(f'dispatch.scheduler = "{scheduler}": {UNSUITED_SCHEDULERS[scheduler]}')
+    if scheduler is not None:
+        require_one_of("dispatch", "scheduler", scheduler, SCHEDULERS)
+    return settings
 
 
 def _check_value(key: str, value: Any) -> None:
@@ -404,7 +414,7 @@ def node_source(
         raise bad_value("dispatch.backend", backend, "local: Parsl is not installed", hint=install)
     if backend == "allocation":
         return _held(settings, cluster, held)
-    scheduler = settings.scheduler or ""
+    scheduler = require_scheduler(settings).scheduler or ""
     return NodeSource(
         scheduler=scheduler,
         nodes=settings.nodes_per_allocation or cluster.nodes,

@@ -1,4 +1,4 @@
-"""Batch scripts for Slurm, PBS and LSF: of a recipe's full training, and of a campaign's driver.
+"""Batch scripts for Slurm and PBS: of a recipe's full training, and of a campaign's driver.
 
 They run on the nodes of their job, in a working folder that all nodes see, and submit themselves
 again if the job's time ended before they were done (`JobEnds`), so often at most. A recipe's script
@@ -19,8 +19,8 @@ from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import JobEnds, bad_value
 
-_FIND_SCRIPT = """\
-SCRIPT="${{{{SCRIPT:-{{job}}.{scheduler}.sh}}}}"  # where this script is, to be submitted again: {how}
+_FIND_SCRIPT_OF_PBS = """\
+SCRIPT="${{SCRIPT:-{job}.pbs.sh}}"  # where this script is, to be submitted again: qsub -v SCRIPT=PATH PATH
 if [ ! -f "$SCRIPT" ]; then echo "no script at SCRIPT=$SCRIPT, which is to be submitted again" >&2; exit 2; fi
 """  # noqa: E501
 SCHEDULERS: dict[str, dict[str, Any]] = {
@@ -65,30 +65,9 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
         "folder": (
             'cd "$PBS_O_WORKDIR"\n'
         ),  # PBS starts jobs in the home folder, Slurm where they were submitted
-        "check": _FIND_SCRIPT.format(scheduler="pbs", how="qsub -v SCRIPT=PATH PATH"),
+        "check": _FIND_SCRIPT_OF_PBS,
         "starts": 'STARTS="${{STARTS:-0}}"\n',
         "again": 'qsub -v "SCRIPT=$SCRIPT,STARTS=$((STARTS + 1)),MOST=$MOST,{variables}" "$SCRIPT"',
-    },
-    "lsf": {
-        "directives": (
-            """\
-#BSUB -J frontrunner-{job}
-#BSUB -n {slots}
-#BSUB -R "span[ptile={per_node}]"
-#BSUB -W {minutes}
-#BSUB -o frontrunner-{job}.%J.out
-"""
-        ),
-        "whole_nodes": "#BSUB -x\n",
-        "gpus": '#BSUB -gpu "num={per_node}"\n',  # per host
-        "request": {"account": "#BSUB -P {}\n", "queue": "#BSUB -q {}\n"},
-        "folder": "",
-        "check": _FIND_SCRIPT.format(scheduler="lsf", how="SCRIPT=PATH bsub < PATH"),
-        "starts": 'STARTS="${{STARTS:-0}}"\n',
-        "again": (
-            'bsub -env "all,SCRIPT=$SCRIPT,STARTS=$((STARTS + 1)),MOST=$MOST,{variables}" <'
-            ' "$SCRIPT"'
-        ),
     },
 }
 BODY = """\
@@ -139,7 +118,7 @@ CAMPAIGN = {
     "prepare": "FILE={file}\n",
     "command": 'python -m frontrunner.cli launch "$FILE" --or-resume ${{STORE:+--store "$STORE"}}',
 }
-AN_HOUR = {"walltime": "01:00:00", "minutes": 60}
+AN_HOUR = "01:00:00"
 YOURS = (
     "Account, queue, time, STEPS and DATA (a file instead of the recipe's data) are yours to set;"
     " run it where python -m frontrunner.cli works on all nodes, with Parsl (frontrunner[hpc]) for"
@@ -178,7 +157,7 @@ YOURS_OF_CAMPAIGN = (
 def batch_script(
     scheduler: str, job: TrainingJob, *, dispatch: DispatchSettings | None = None
 ) -> str:
-    """Return a script for sbatch, qsub or bsub that trains with a recipe.
+    """Return a script for sbatch or qsub that trains with a recipe.
 
     What its campaign's `dispatch` requests of the same scheduler it requests, too.
     """
@@ -187,7 +166,7 @@ def batch_script(
     figures |= {"recipe_file": job.recipe_file, "steps": job.steps}
     request, setup = dict[str, str | None](), job.setup
     if dispatch is not None and dispatch.scheduler == scheduler:
-        figures |= {"walltime": dispatch.walltime, "minutes": int(dispatch.walltime_s / 60)}
+        figures["walltime"] = dispatch.walltime
         request = {key: getattr(dispatch, key) for key in SCHEDULERS[scheduler]["request"]}
         setup = (
             *dispatch.scheduler_options,
@@ -206,7 +185,7 @@ def campaign_script(
     file: Path,
     header: Sequence[str],
 ) -> str:
-    """Return a script for sbatch, qsub or bsub that drives the campaign of a file until it is over.
+    """Return a script for sbatch or qsub that drives the campaign of a file until it is over.
 
     `cluster` is None where outcomes are computed or looked up, which needs no nodes.
     """
@@ -253,8 +232,12 @@ def _script(  # noqa: PLR0913 - what the two kinds of scripts differ in
     its job's head.
     """
     known, has_gpus = SCHEDULERS[scheduler], backend not in (None, "cpu")
-    given = {**AN_HOUR, **figures, "kind": "ngpus" if has_gpus else "ncpus", "end": END_OF_FILE}
-    given["slots"] = figures["nodes"] * figures["per_node"]
+    given = {
+        "walltime": AN_HOUR,
+        **figures,
+        "kind": "ngpus" if has_gpus else "ncpus",
+        "end": END_OF_FILE,
+    }
     words = {key: text.format(**given) for key, text in kind.items()}
     words |= {
         key: text.format(**given, **words) for key, text in known.items() if isinstance(text, str)

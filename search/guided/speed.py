@@ -221,7 +221,7 @@ class SpeedModel:
         """Predict all own rows without what neighbors have in common: cheap, to choose which rows
         to look at.
         """
-        found = self._log_speed.copy()
+        found = self._log_speed
         for scales, weight, fit in self._fits:
             slopes = scales.amplitude**2 * (self._inputs[self._rows].T @ fit.solution)
             factors = scales.common**2 + OTHER_PROBLEM**2 / 2 * (self._problem[self._rows] == 0)

@@ -21,9 +21,8 @@ from frontrunner.evaluators.analytic.scaling import network_ends
 from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
-from frontrunner.results.predictions import Belief, Predicted, Proposed
+from frontrunner.results.predictions import Expected, Predicted
 from frontrunner.search.guided.acquisition import Allowances, Front, mean_loss
-from frontrunner.search.guided.belief import BeliefMap
 from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
 from frontrunner.search.guided.prior import (
     CandidateTable,
@@ -86,9 +85,6 @@ MEDIAN_OVER_MEAN = 1.25
 class Observations:
     """Outcomes by row; `log_speeds`, `spreads` and `log_peaks` are the campaign's own, unless the
     row failed since.
-
-    `mean_log_speed` and `has_run` (1 or 0) are the same as arrays, nan where a row has no outcome
-    of that kind.
     """
 
     memory_bytes: Rows
@@ -98,10 +94,6 @@ class Observations:
     observations: list[Observation] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        """Begin with rows that have no outcome."""
-        self.mean_log_speed, self.has_run = np.full((2, len(self.memory_bytes)), np.nan)
-
     def add(self, row: int, outcome: Outcome, table: CandidateTable) -> None:
         """Take in an outcome of this campaign; one that the machine is to blame for teaches
         nothing.
@@ -109,10 +101,6 @@ class Observations:
         spread = 0.0
         if isinstance(outcome, Measurement):
             self.log_speeds.setdefault(row, []).append(math.log(outcome.tokens_per_s))
-            self.mean_log_speed[row], self.has_run[row] = (
-                statistics.fmean(self.log_speeds[row]),
-                1.0,
-            )
             if peak := outcome.peak_memory_bytes_max_rank:
                 self.log_peaks[row] = max(
                     math.log(peak / self.memory_bytes[row]), self.log_peaks.get(row, -math.inf)
@@ -125,7 +113,6 @@ class Observations:
         elif outcome.policy.counts_against_recipe:
             for known in (self.log_speeds, self.spreads, self.log_peaks):
                 known.pop(row, None)
-            self.mean_log_speed[row], self.has_run[row] = np.nan, 0.0
         self.learn(row, outcome, table, spread=spread, memory_bytes=self.memory_bytes[row])
 
     def learn(
@@ -211,8 +198,7 @@ class Guided:
             CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes))
         )
         self._seen = Observations(memory_bytes=memory_limits(survey.recipes, survey.problem))
-        self._map = BeliefMap.of(survey)
-        self._pending: dict[int, Proposed] = {}
+        self._pending: dict[int, Expected] = {}
         self._told_groups: set[str] = set()
         self._remembered: dict[str, list[int]] = {}
         self._elsewhere: list[tuple[Problem, list[Recipe]]] = []
@@ -312,7 +298,7 @@ class Guided:
         self._seen.add(row, told.outcome, self._table)
         self._is_news = True
 
-    def expected(self, recipe: Recipe) -> Proposed | None:
+    def expected(self, recipe: Recipe) -> Expected | None:
         """Return what made a proposed recipe the most promising one; None before and after it is
         pending.
         """
@@ -450,7 +436,7 @@ class Guided:
     def _measured(self) -> tuple[Rows, Rows]:
         measured, peaks = self._seen.log_speeds, self._seen.log_peaks
         rows = np.fromiter(measured, dtype=np.intp)
-        speeds = self._seen.mean_log_speed[rows]
+        speeds = np.fromiter(map(statistics.fmean, measured.values()), dtype=np.float64)
         known = np.fromiter((peaks.get(row, np.nan) for row in measured), dtype=np.float64)
         fill = np.where(np.isnan(known), self._feasible.log_need(rows), known)
         return speeds, self._allowances.demands(fill, self._nodes[rows])
@@ -507,7 +493,7 @@ class Guided:
         worth = worth + np.log(self._feasible.rough_chance()[rows] + ALMOST_NONE)
         return rows[np.argpartition(-worth, LOOKED_AT)[:LOOKED_AT]]
 
-    def _choose(self) -> tuple[int, Proposed]:
+    def _choose(self) -> tuple[int, Expected]:
         self._learn()
         front = self._front()
         untried, opened = self._of_untried_groups(), self._candidates.open_rows()
@@ -525,29 +511,12 @@ class Guided:
         worth = (gain + LEAST_WORTH) * chance / cost * self._closeness[rows]
         best = int(np.argmax(worth))
         row = int(rows[best])
-        return row, Proposed(
+        return row, Expected(
             tokens_per_s=float(np.exp(mean[best] + self._log_divisors[row])),
             chance=float(chance[best]),
             expected_improvement=None if front is None else float(gain[best] * chance[best]),
             of_front=self._allowances.are_several,
-            belief=self._belief(rows, mean, chance),
         )
-
-    def _belief(self, rows: Places, mean: Rows, chance: Rows) -> Belief | None:
-        """Return what is expected over the map; `rows` were judged in full, others by the linear
-        correction.
-        """
-        if self._map is None:
-            return None
-        here = len(self._nodes)
-        means, chances = self._speed.linear_mean()[:here], self._feasible.rough_chance()[:here]
-        means[rows], chances[rows] = mean, chance
-        seen, ran = self._seen.mean_log_speed, self._seen.has_run
-        means, chances = (
-            np.where(np.isnan(seen), means, seen),
-            np.where(np.isnan(ran), chances, ran),
-        )
-        return self._map.belief(means + self._log_divisors, chances)
 
 
 def _with(fits: tuple[FittedCode, ...], problem: Problem) -> Problem:

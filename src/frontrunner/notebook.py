@@ -20,7 +20,6 @@ PRINTERS = {
     "Conclusion": "results.print_conclusion",
     "Deleted": "results.print_deleted",
     "Explanation": "results.print_explanation",
-    "Film": "film.print_film",
     "FailureList": "results.print_failures",
     "Front": "results.print_front",
     "Labels": "results.print_labels",

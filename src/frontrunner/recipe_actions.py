@@ -640,9 +640,7 @@ def refuse_file_of_others(file: RecipeFile, named: str) -> None:
             " with its command"
         )
         if command is not None:
-            hint = (
-                f"frontrunner export {named} --to slurm, pbs or lsf, or for that trainer: --to TOOL"
-            )
+            hint = f"frontrunner export {named} --to slurm or pbs, or for that trainer: --to TOOL"
         raise _of_another_trainer(file.recipe_id, trainer, hint)
     if measured is not None and not measured.is_ours:
         raise _of_a_table(file.recipe_id)

@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.analytic.breakdown import Breakdown
     from frontrunner.evaluators.analytic.timeline import StepTimeline
     from frontrunner.views.charts.marks import Missing
-    from frontrunner.views.film import Film
     from frontrunner.views.report import NotDrawn
 
 T = TypeVar("T")
@@ -420,17 +419,6 @@ class LocalStore:
         if len(alike) != 1 or len(recipe_id) < status.MIN_PREFIX:
             raise NotFound(f"{len(alike) or 'no'} predicted recipe ids begin with {recipe_id!r}")
         return scales
-
-    def film(
-        self, campaign: str | None = None, *, x: str | None = None, y: str | None = None
-    ) -> Film:
-        """Return a campaign's outcomes in their order over two dimensions, with what was expected
-        of each recipe.
-        """
-        from frontrunner.views.film import film
-
-        with self.opened() as store:
-            return film(store, campaign, x, y)
 
     def dataframe(self, campaign: str | None = None) -> pd.DataFrame:
         """Return a table with one row per finished attempt."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.results.outcome import Failure, FailureKind
-from frontrunner.results.predictions import PROPOSED, Belief, Proposed
+from frontrunner.results.predictions import PROPOSED, Expected
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.document import recipe_id
@@ -36,12 +36,7 @@ TABLE: dict[str, Any] = {
     },
     "budget": {"probes": 12},
 }
-EXPECTED = Proposed(
-    tokens_per_s=3e9,
-    chance=0.9,
-    expected_improvement=0.1,
-    belief=Belief(x="tensor_parallel", y="pipeline_parallel", cells=((1, 1, 3e9), (4, 2, 2e9))),
-)
+EXPECTED = Expected(tokens_per_s=3e9, chance=0.9, expected_improvement=0.1)
 
 
 def page_store(

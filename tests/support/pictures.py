@@ -30,8 +30,8 @@ MOST_HIGH = 1500
 """Pixels of a picture; what is below on a page is left out."""
 COLORS = 256
 """Of a picture: they are drawings, which more make little better but much larger."""
-PARTS = {"one_campaign": ("figures", "film"), "one_recipe": ("step",)}
-"""Parts of pages, by their ids, that have pictures of their own."""
+PARTS = {"one_campaign": "figures", "one_recipe": "step"}
+"""The part of a page, by its id, that has a picture of its own."""
 ON_A_PHONE = ("one_campaign", "one_recipe")
 PLANNED = "?model=frontier-175b&nodes=64&global_batch=1024"
 
@@ -90,10 +90,7 @@ def every_picture(service: Served, folder: Path, file: Path) -> None:
         for name, path in [*addresses(service, team, page, campaign)]:
             drawn(page, service.url + path)
             picture(page, folder, name)
-            page.locator("details#film, details#filters-box").evaluate_all(
-                "all => all.forEach(one => { one.open = true; })"
-            )
-            for part in PARTS.get(name, ()):
+            if part := PARTS.get(name):
                 page.locator(f"#{part}").scroll_into_view_if_needed()
                 page.wait_for_load_state("networkidle")
                 page.evaluate("scrollTo(0, 0)")  # else the bar of sections lies over it

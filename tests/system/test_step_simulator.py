@@ -1,6 +1,4 @@
-"""The step simulator and the film of a search in a real browser: drawn, scrubbed, played, redrawn
-for other choices.
-"""
+"""The step simulator in a real browser: drawn, scrubbed, played, redrawn for other choices."""
 
 from __future__ import annotations
 
@@ -102,29 +100,3 @@ def test_a_profiled_step_is_drawn_on_the_axis_of_the_estimate(service: tuple[Ser
     assert computing[3] == estimated[3] == 255
     assert reducing == also != computing
     assert beyond == [[0, 0, 0, 0]] * 2, "the profiled step took twice as long"
-
-
-def test_a_search_is_filmed_over_dimensions_of_choice(service: tuple[Served, str]) -> None:
-    found, recipe = service
-    with window(found, width=360, scheme="dark") as page:
-        page.goto(f"{found.url}/campaigns/first")
-        page.locator("#film summary").click()
-        page.locator('#film[data-drawn="tensor_parallel pipeline_parallel"]').wait_for()
-        assert page.locator("#film").evaluate("one => one.scrollWidth <= one.clientWidth")
-        for canvas in (".film-map", ".film-course"):
-            assert painted(page, canvas) > 3, canvas
-        title, words = page.locator(".film-map-title"), page.locator(".film-words")
-        api.expect(title).to_have_text("Best tokens/s so far, and what the strategy expected")
-        api.expect(words).to_contain_text("4 of 4")
-        page.locator(".film-scrub input").focus()
-        page.keyboard.press("Home")
-        api.expect(words).to_contain_text("1 of 4")
-        assert recipe in page.locator(".film-words a").get_attribute("href")
-        page.locator("#film select[name=y]").select_option("micro_batch_seqs")
-        page.locator('#film[data-drawn="tensor_parallel micro_batch_seqs"]').wait_for()
-        api.expect(title).to_have_text("Best tokens/s so far")
-        api.expect(page.locator(".film-notes")).to_contain_text(
-            "over tensor_parallel and pipeline_parallel alone"
-        )
-        page.locator("#film button").click()
-        api.expect(words).to_contain_text("4 of 4")

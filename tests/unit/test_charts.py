@@ -32,7 +32,6 @@ from frontrunner.views.charts.campaign import (
 from frontrunner.views.charts.knobs import (
     FEWEST_RECIPES,
     curve,
-    importance,
     order_agreement,
     predicted,
     sensitivity,
@@ -417,11 +416,9 @@ def test_charts_without_data_state_why(tmp_path: Path, collected: Collected) -> 
         found = draw(empty)
         assert isinstance(found, Missing)
         assert found.reason.endswith(".")
-    few = importance(collected)
-    assert few == Missing(
-        reason=f"Importance needs at least {FEWEST_RECIPES} measured recipes; there are 3."
+    assert shap(collected) == Missing(
+        reason=f"SHAP values need at least {FEWEST_RECIPES} measured recipes; there are 3."
     )
-    assert shap(collected) == few
 
 
 TENSOR = {1: 1.0, 2: 0.5, 4: 0.25}
@@ -452,37 +449,11 @@ def factorial(tmp_path_factory: pytest.TempPathFactory) -> Collected:
     return recorded(tmp_path_factory.mktemp("store") / "s.db", campaign, outcomes)
 
 
-def test_importance_finds_the_knobs_that_decide(factorial: Collected) -> None:
-    chart = chart_of(importance(factorial))
-    shares: dict[str, list[float]] = {"PED-ANOVA": [], "fANOVA": []}
-    for row in rows_of(chart.spec, "method"):
-        shares[row["method"]].append(row["share"] / 100)
-    assert [row[0] for row in chart.table.rows] == [
-        "TP",
-        "micro-batch",
-        "recompute",
-        "optimizer state",
-    ]
-    assert "the best 14 % of 36" in chart.reading
-    for found in shares.values():
-        assert sum(found) == pytest.approx(1.0)
-        assert found[0] > found[2] > max(found[1], found[3])
-    # fANOVA is the share of variance: speeds are 1000 x TP x recompute, so that of their means over
-    # each alone.
-    means = (
-        [1000 * factor * 0.9 for factor in TENSOR.values()],
-        [1000 * factor * 1.75 / 3 for factor in (1.0, 0.8)],
-    )
-    tensor, recompute = (statistics.pvariance(row) for row in means)
-    assert shares["fANOVA"][0] == pytest.approx(tensor / (tensor + recompute), abs=0.02)
-    assert importance(factorial) == chart, "the same campaign gives the same figures"
-
-
-def test_importance_of_equal_speeds_is_missing(factorial: Collected) -> None:
+def test_shap_of_equal_speeds_is_missing(factorial: Collected) -> None:
     equal = [
         replace(row, standing=replace(row.standing, tokens_per_s=1.0)) for row in factorial.ranking
     ]
-    found = importance(replace(factorial, ranking=equal))
+    found = shap(replace(factorial, ranking=equal))
     assert isinstance(found, Missing)
     assert "same speed" in found.reason
 
@@ -495,7 +466,7 @@ def test_shap_values_are_those_of_the_formula(factorial: Collected) -> None:
     pytest.importorskip("shap")
     varied = knobs(factorial.survey, [row.recipe for row in factorial.ranking])
     found, explained = shap_effects(varied, factorial.ranking)
-    columns = [knob.name for knob in varied]
+    columns = [knob.dimension.name for knob in varied]
     tensor, micro = columns.index("tensor_parallel"), columns.index("micro_batch_seqs")
     mean = statistics.fmean(math.log(factor) for factor in TENSOR.values())
     for row, effects in zip(factorial.ranking, found, strict=True):

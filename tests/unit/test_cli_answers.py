@@ -408,7 +408,6 @@ HEAVY = {
     "ConfigSpace",
     "sklearn",
     "shap",
-    "matplotlib",
 }
 REPORT = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
 

@@ -7,14 +7,19 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from frontrunner.api import measure, resume
 from frontrunner.evaluators.cluster.agent import Step, node_of
 from frontrunner.evaluators.cluster.batch import launch_command, seconds_left, why_ended
-from frontrunner.evaluators.cluster.settings import node_source
+from frontrunner.evaluators.cluster.settings import DispatchSettings, node_source
 from frontrunner.spaces.errors import InvalidInput
+from frontrunner.store import LocalStore
+from support import charted
 from support.campaigns import spec_of, tiny
 
 NODES = {"nodes": 2, "devices_per_node": 1}
@@ -28,9 +33,13 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no scheduler": ({"backend": "parsl", "walltime": "01:00:00"}, "dispatch.scheduler is missing"),
     "unknown scheduler": (
         ASKED | {"scheduler": "sge"},
-        'dispatch.scheduler = "sge": expected one of slurm, pbs, lsf',
+        'dispatch.scheduler = "sge": expected one of slurm, pbs',
     ),
     "flux": (ASKED | {"scheduler": "flux"}, "start within a Flux job"),
+    "lsf": (
+        ASKED | {"scheduler": "lsf"},
+        'dispatch.scheduler = "lsf": frontrunner requests no nodes from LSF any more',
+    ),
     "kubernetes": (ASKED | {"scheduler": "kubernetes"}, "pods have none"),
     "no walltime": ({"backend": "parsl", "scheduler": "slurm"}, "dispatch.walltime is missing"),
     "seconds": (
@@ -88,6 +97,28 @@ def test_a_mistake_names_key_value_and_what_was_expected(mistake: str) -> None:
     dispatch, message = MISTAKES[mistake]
     with pytest.raises(InvalidInput, match=re.escape(message)):
         spec_of(tiny(cluster=NODES, dispatch=dispatch))
+
+
+def test_stored_campaign_of_lsf_is_read_and_ranked_but_not_resumed(tmp_path: Path) -> None:
+    url = str(tmp_path / "s.db")
+    plain = charted.spec()
+    dispatch = DispatchSettings(
+        backend="parsl",
+        scheduler="lsf",
+        walltime="01:00:00",
+        scheduler_options=("#BSUB -alloc_flags smt1",),
+    )
+    spec = replace(plain, dispatch=dispatch)
+    recipe = spec.space.survey(spec.problem).recipes[0]
+    charted.recorded(tmp_path / "s.db", spec, [(recipe, [charted.measured(100.0, 0.5)])])
+
+    assert LocalStore(url).status().campaign.name == spec.name
+    assert [row.recipe for row in LocalStore(url).best()] == [recipe]
+    refused = 'dispatch.scheduler = "lsf": frontrunner requests no nodes from LSF any more'
+    with pytest.raises(InvalidInput, match=refused):
+        measure(confirm=1, store=url)
+    with pytest.raises(InvalidInput, match=refused):
+        resume(store=url)
 
 
 def source(dispatch: dict[str, Any], environment: dict[str, str], **cluster: int) -> Any:
@@ -237,7 +268,7 @@ def test_the_last_node_has_the_ranks_that_are_left() -> None:
 
 def test_schedulers_that_are_not_there_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    for scheduler in ("slurm", "pbs", "lsf", "flux"):
+    for scheduler in ("slurm", "pbs", "flux"):
         assert why_ended(scheduler, "1") is None
         assert seconds_left(scheduler, "1") is None
 

@@ -12,18 +12,14 @@ from pathlib import Path
 import pytest
 
 from frontrunner.api import launch
-from frontrunner.evaluators.cluster.batch import LSF_NODES, UNIQUE_PBS_NODES, make_provider
+from frontrunner.evaluators.cluster.batch import UNIQUE_PBS_NODES, make_provider
 from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource, node_source
 from frontrunner.exchange import exported
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.store import LocalStore
 from support.campaigns import spec_of, tiny, write_toml
 
-ANSWERS = {
-    "sbatch": "Submitted batch job 7",
-    "qsub": "7.pbs",
-    "bsub": "Job <7> is submitted to queue <batch>.",
-}
+ANSWERS = {"sbatch": "Submitted batch job 7", "qsub": "7.pbs"}
 
 SLURM = """\
 #!/bin/bash
@@ -61,21 +57,6 @@ module use /soft/modulefiles
 export JOBNAME="name.TIME"
 COMMAND
 """
-LSF = f"""\
-#!/bin/bash
-#BSUB -W 90
-#BSUB -J name.TIME
-#BSUB -o FOLDER/name.TIME.submit.stdout
-#BSUB -e FOLDER/name.TIME.submit.stderr
-#BSUB -alloc_flags smt1
-#BSUB -P ABC123
-#BSUB -q batch
-#BSUB -nnodes 4
-module load spectrum-mpi
-{LSF_NODES}
-export JOBNAME="name.TIME"
-COMMAND
-"""
 REQUESTS = {
     "slurm": (
         {
@@ -99,15 +80,6 @@ REQUESTS = {
             "worker_init": ["module use /soft/modulefiles"],
         },
         PBS,
-    ),
-    "lsf": (
-        {
-            "queue": "batch",
-            "account": "ABC123",
-            "scheduler_options": ["#BSUB -alloc_flags smt1"],
-            "worker_init": ["module load spectrum-mpi"],
-        },
-        LSF,
     ),
 }
 
@@ -166,8 +138,7 @@ AGAIN = {
     "slurm": "scontrol requeue 12",
     "pbs": "qsub -v SCRIPT=drive.pbs.sh,STARTS={},MOST=2,STORE= drive.pbs.sh",
 }
-AGAIN["lsf"] = "bsub -env all,SCRIPT=drive.lsf.sh,STARTS={},MOST=2,STORE= #!/bin/bash"
-STARTS = {"slurm": "SLURM_RESTART_COUNT", "pbs": "STARTS", "lsf": "STARTS"}
+STARTS = {"slurm": "SLURM_RESTART_COUNT", "pbs": "STARTS"}
 
 
 def drive(folder: Path, scheduler: str, *, status: int, starts: int) -> tuple[list[str], str]:
@@ -176,11 +147,9 @@ def drive(folder: Path, scheduler: str, *, status: int, starts: int) -> tuple[li
     """
     script = f"drive.{scheduler}.sh"
     (folder / script).write_text(exported(LocalStore(), str(tiny_file(folder)), to=scheduler))
-    for name in ("python", "scontrol", "qsub", "bsub", "sleep"):
-        code, read = status if name == "python" else 0, "$(head -n 1)" if name == "bsub" else ""
-        (folder / name).write_text(
-            f'#!/bin/sh\necho {name} "$@" {read} >> {folder}/ran\nexit {code}\n'
-        )
+    for name in ("python", "scontrol", "qsub", "sleep"):
+        code = status if name == "python" else 0
+        (folder / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {folder}/ran\nexit {code}\n')
         (folder / name).chmod(0o755)
     variables = {
         "PATH": f"{folder}:{os.defpath}",
@@ -224,7 +193,7 @@ def test_a_driver_that_ends_otherwise_is_not_submitted_again(status: int, tmp_pa
     assert drive(tmp_path, "slurm", status=status, starts=0) == ([], "")
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf"])
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
 def test_the_job_of_a_driver_that_requests_nodes_is_small(scheduler: str, tmp_path: Path) -> None:
     asked = {
         "backend": "parsl",
@@ -238,16 +207,15 @@ def test_the_job_of_a_driver_that_requests_nodes_is_small(scheduler: str, tmp_pa
     head = {
         line
         for line in exported(LocalStore(), file, to=scheduler).splitlines()
-        if line.startswith(("#S", "#P", "#B"))
+        if line.startswith(("#S", "#P"))
     }
     wanted = {
         "slurm": {"#SBATCH --nodes=1", "#SBATCH --account=ABC", "#SBATCH --partition=long"},
         "pbs": {"#PBS -l select=1:ncpus=2", "#PBS -A ABC", "#PBS -q long"},
-        "lsf": {"#BSUB -n 2", '#BSUB -R "span[ptile=2]"', "#BSUB -P ABC", "#BSUB -q long"},
     }
     assert wanted[scheduler] <= head
-    assert not [line for line in head if "gpu" in line or "excl" in line or line == "#BSUB -x"]
-    other = {"slurm": "pbs", "pbs": "lsf", "lsf": "slurm"}[scheduler]
+    assert not [line for line in head if "gpu" in line or "excl" in line]
+    other = {"slurm": "pbs", "pbs": "slurm"}[scheduler]
     with pytest.raises(InvalidInput, match=f"expected {other}, which the driver's own job is for"):
         exported(LocalStore(), file, to=other)
 
@@ -256,10 +224,8 @@ def test_the_job_of_a_driver_that_holds_its_nodes_has_all_of_them(tmp_path: Path
     file = tiny_file(tmp_path, cluster={"nodes": 4, "backend": "cuda", "devices_per_node": 8})
     head = exported(LocalStore(), str(file), to="slurm").splitlines()
     assert {"#SBATCH --nodes=4", "#SBATCH --gpus-per-node=8", "#SBATCH --exclusive"} <= set(head)
-    head = exported(LocalStore(), str(file), to="lsf").splitlines()
-    assert {"#BSUB -n 32", '#BSUB -R "span[ptile=8]"', '#BSUB -gpu "num=8"', "#BSUB -x"} <= set(
-        head
-    )
+    head = exported(LocalStore(), str(file), to="pbs").splitlines()
+    assert {"#PBS -l select=4:ngpus=8", "#PBS -l place=scatter:excl"} <= set(head)
 
 
 def test_the_job_of_a_driver_without_probes_is_small(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ SLURM_JOB = {
     "SLURM_NTASKS": "24",
 }
 SRUN = SLURM_JOB | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "24", "SLURM_STEP_NUM_NODES": "3"}
-LSF = {"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "batch3 1 h41n01 42 h41n02 42"}
 
 
 def test_no_launcher_and_no_job_is_none():
@@ -63,11 +62,6 @@ def test_no_launcher_and_no_job_is_none():
         ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
             "mpich", (1, 2, 1, 2),
          "127.0.0.1"),
-        (
-            LSF | {"JSM_NAMESPACE_RANK": "7", "JSM_NAMESPACE_SIZE": "12",
-                "JSM_NAMESPACE_LOCAL_RANK": "1"},
-            "jsrun", (7, 12, 1, 6), "h41n01",
-        ),
         (
             {"FLUX_JOB_ID": "f1", "FLUX_TASK_RANK": "4", "FLUX_JOB_SIZE": "8",
                 "FLUX_TASK_LOCAL_ID": "0",
@@ -115,13 +109,11 @@ def test_uneven_nodes_are_refused():
 def test_allocations_name_their_nodes(tmp_path: Path):
     nodes = tmp_path / "nodes"
     nodes.write_text("x1.polaris\nx1.polaris\nx2.polaris\n\n")
-    slurm, lsf = allocation(SLURM_JOB), allocation(LSF)
+    slurm = allocation(SLURM_JOB)
     pbs = allocation({"PBS_JOBID": "9.polaris", "PBS_NODEFILE": str(nodes)})
     assert slurm is not None
     assert (slurm.scheduler, slurm.job_id) == ("slurm", "77")
     assert slurm.nodes == ("frontier00009", "frontier00010", "frontier00011")
-    assert lsf is not None
-    assert lsf.nodes == ("h41n01", "h41n02")
     assert pbs is not None
     assert pbs.nodes == ("x1.polaris", "x2.polaris")
 

@@ -306,7 +306,7 @@ def test_charts_have_them_as_knobs_like_others(tmp_path: Path) -> None:
         "estimated",
         pytest.approx(300.0),
     ), "no effect"
-    assert [(knob.name, knob.values) for knob in knobs(survey, list(same.values()))] == [
+    assert [(knob.dimension.name, knob.values) for knob in knobs(survey, list(same.values()))] == [
         ("own", (1, 2, 4))
     ]
 

@@ -209,10 +209,9 @@ def plainly(driven: Driven) -> list[tuple[Any, ...]]:
 
 
 def listed(attempts: Attempts) -> list[tuple[Any, ...]]:
-    return [
-        (one.recipe_id, one.recipe, one.kind, one.tokens_per_s, one.node_seconds)
-        for one in attempts
-    ]
+    rates = [None if math.isnan(rate) else rate for rate in attempts.tokens_per_s.tolist()]
+    columns = zip(attempts, rates, attempts.node_seconds.tolist(), strict=True)
+    return [(one.recipe_id, one.recipe, one.kind, rate, spent_s) for one, rate, spent_s in columns]
 
 
 def test_attempts_follow_in_the_order_in_which_they_end(driven: Driven) -> None:

@@ -815,7 +815,7 @@ def test_a_batch_script_prepares_its_node_and_is_refused_for_data_that_nobody_re
         frontrunner.export(identity, to=scheduler, store=str(tmp_path / "data.db"))
 
 
-DIRECTIVES = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB"}
+DIRECTIVES = {"slurm": "#SBATCH", "pbs": "#PBS"}
 REQUESTED = {
     "slurm": (
         "--account=proj",
@@ -825,7 +825,6 @@ REQUESTED = {
         "--constraint=a100",
     ),
     "pbs": ("-A proj", "-q batch", "-l walltime=02:30:00"),
-    "lsf": ("-P proj", "-q batch", "-W 150"),
 }
 
 

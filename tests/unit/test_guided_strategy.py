@@ -18,13 +18,12 @@ from frontrunner.evaluators.analytic.machine import FITTED
 from frontrunner.evaluators.analytic.priors import DEVIATIONS, LEARNED
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
-from frontrunner.results.predictions import Belief
 from frontrunner.search.guided.prior import Prior, prior_of
 from frontrunner.search.guided.strategy import Guided
 from frontrunner.search.strategy import Evidence, Forecaster, Told
 from frontrunner.spaces.cluster import ByPrecision, FittedCode, FittedConstant
 from frontrunner.spaces.problem import Problem, SoftwareSettings
-from frontrunner.spaces.recipe import Choice, Recipe
+from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space
 from support.guided import PROBLEM, SPACE
 
@@ -469,58 +468,3 @@ def test_only_failures_that_may_be_a_want_of_memory_teach_it(kind: FailureKind) 
     strategy.tell(Told(recipe=recipe, outcome=Failure(kind=kind, message="no")))
     may_be = kind in (FailureKind.OUT_OF_MEMORY, FailureKind.CRASHED, FailureKind.HUNG)
     assert (strategy.peak_memory_bytes()[recipe] > before) == may_be
-
-
-def chosen_next(strategy: Guided) -> tuple[Recipe, Belief]:
-    (recipe,) = strategy.ask(1)
-    proposed = strategy.expected(recipe)
-    assert proposed is not None
-    assert proposed.belief is not None
-    return recipe, proposed.belief
-
-
-def test_a_choice_tells_what_is_expected_at_each_place_of_the_map() -> None:
-    fastest: dict[tuple[Choice, Choice], float] = {}
-    for recipe, speed, fill in zip(SURVEY.recipes, PRIOR.log_speed, PRIOR.log_fill, strict=True):
-        if fill < math.log(0.8):  # sure to fit
-            place = recipe.tensor_parallel, recipe.pipeline_parallel
-            fastest[place] = max(math.exp(speed), fastest.get(place, 0.0))
-
-    recipe, belief = chosen_next(Guided(SURVEY, 0))
-
-    assert (belief.x, belief.y) == ("tensor_parallel", "pipeline_parallel")
-    found = {(x, y): rate for x, y, rate in belief.cells}
-    assert {place: found[place] for place in fastest} == pytest.approx(fastest, rel=0.001)
-    assert found[recipe.tensor_parallel, recipe.pipeline_parallel] == max(found.values())
-
-
-def test_on_the_map_a_measured_recipe_counts_as_measured_and_a_failed_one_not_at_all() -> None:
-    survey = SPACE.with_choices(
-        micro_batch_seqs=(1,), recompute=("full",), sharding=SPACE.sharding[:1]
-    ).survey(PROBLEM)
-    strategy = Guided(survey, 0)
-    first, _ = chosen_next(strategy)
-    strategy.tell(Told(recipe=first, outcome=measured(123456.0)))
-    second, belief = chosen_next(strategy)
-    strategy.tell(Told(recipe=second, outcome=Failure(kind=FailureKind.CRASHED, message="no")))
-    _, last = chosen_next(strategy)
-
-    places = [(one.tensor_parallel, one.pipeline_parallel) for one in (first, second)]
-    before, after = ({(x, y): rate for x, y, rate in one.cells} for one in (belief, last))
-    assert before[places[0]] == after[places[0]] == 123500.0
-    assert places[1] in before
-    assert places[1] not in after
-
-
-def test_a_map_of_too_many_places_or_of_one_dimension_has_no_belief() -> None:
-    one = SPACE.with_choices(
-        **{
-            name: values[:1]
-            for name, values in SURVEY.dimensions.items()
-            if name != "tensor_parallel"
-        }
-    )
-    (recipe,) = (strategy := Guided(one.survey(PROBLEM), 0)).ask(1)
-    proposed = strategy.expected(recipe)
-    assert proposed is not None
-    assert proposed.belief is None

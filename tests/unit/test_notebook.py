@@ -78,7 +78,6 @@ def test_notebook_shows_results_of_the_api(tmp_path: Path) -> None:
     front = frontrunner.front("first", store=store)
     for value, expected in (
         (frontrunner.step(ids[0], store=store), "bubble"),
-        (frontrunner.film("first", store=store), "outcomes over"),
         (campaigns, "best tokens/s"),
         (failures, "&lt;script&gt;"),
         (front, "headroom GiB"),

@@ -220,7 +220,7 @@ def test_charts_are_json_and_unknown_ones_refused(client: TestClient) -> None:
     found = client.get("/campaigns/first/figures/speed-memory").json()
     assert found["spec"]["layer"]
     assert "front" in found["reading"]
-    assert client.get("/campaigns/first/figures/importance").status_code == 422
+    assert client.get("/campaigns/first/figures/shap").status_code == 422
 
 
 @pytest.mark.parametrize(
@@ -766,7 +766,7 @@ with TestClient(app, base_url={ORIGIN!r}) as client:
     client.headers["authorization"] = "Bearer " + read_tokens(tokens).operator
     for path in ("/", "/campaigns/first", "/recipes/{ids[0]}", "/campaigns/first/figures/history"):
         assert client.get(path).status_code == 200, path
-print(sorted({{"torch", "optuna", "deephyper", "sklearn", "matplotlib"}} & set(sys.modules)))
+print(sorted({{"torch", "optuna", "deephyper", "sklearn"}} & set(sys.modules)))
 """
     found = subprocess.run(
         [sys.executable, "-P", "-W", "ignore", "-c", script],

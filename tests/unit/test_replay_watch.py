@@ -168,22 +168,6 @@ def test_what_is_left_of_a_pbs_job_is_its_walltime_less_what_it_used(
     assert seconds_left("pbs", "1.pbs") == 2 * 3600 - 1810
 
 
-@pytest.mark.parametrize(
-    ("shown", "left_s"), [("119:05 L", 119 * 3600 + 300.0), ("0:12 E", None), ("-", None)]
-)
-def test_what_is_left_of_an_lsf_job_is_up_to_its_limit_and_no_estimate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str, left_s: float | None
-) -> None:
-    program = tmp_path / "bjobs"
-    program.write_text(
-        f"#!{sys.executable}\nimport sys\nassert sys.argv[-2:] == ['time_left',"
-        f" '7']\nprint({shown!r})\n"
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert seconds_left("lsf", "7") == left_s
-
-
 @dataclass
 class Held:
     """As much of an allocation as a replay reads."""

@@ -8,12 +8,13 @@ import csv
 import io
 import os
 import socket
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 import frontrunner
-from frontrunner.results.predictions import Expected
+from frontrunner.results.predictions import PROPOSED, Expected
 from frontrunner.results.records import UNARCHIVED
 from frontrunner.results.store import open_store
 from frontrunner.running_trials import Running, log_end, running, why_chosen
@@ -68,6 +69,18 @@ def test_running_probe_has_its_step_its_reason_and_the_last_outcomes(
         campaign.finish()
         assert (seen(tmp_path).total, seen(tmp_path).last[0].trial.number) == (0, 9)
     assert seen(tmp_path).driver is None
+
+
+@pytest.mark.parametrize("most_named", [0, 100], ids=["all are read", "named"])
+def test_expectation_stored_by_an_earlier_version_is_read_without_its_belief(
+    most_named: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontrunner.results.predictions.MOST_NAMED", most_named)
+    belief = {"x": "tensor_parallel", "y": "pipeline_parallel", "cells": [[1, 1, 450.0]]}
+    with driven(tmp_path, "wide") as campaign:
+        campaign.begin()
+        campaign.writer.event(PROPOSED, **asdict(EXPECTED), belief=belief, trial=1)
+        assert seen(tmp_path).probes[0].expected == EXPECTED
 
 
 def test_of_many_running_probes_the_first_are_described_and_all_counted(tmp_path: Path) -> None:

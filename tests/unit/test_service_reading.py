@@ -79,7 +79,6 @@ READING = (
         "explain",
         "export",
         "failures",
-        "film",
         "front",
         "history",
         "pareto",
@@ -313,8 +312,8 @@ def test_what_cannot_be_drawn_or_written_is_said_as_here(
 ) -> None:
     at = str(ids[0] / "store.db")
     for ask in (client.plot, lambda *given, **named: frontrunner.plot(*given, store=at, **named)):
-        with pytest.raises(NothingLegal, match=r"^figure importance cannot be drawn: .*measured"):
-            ask("first", out=tmp_path / "x.svg", figure="importance")
+        with pytest.raises(NothingLegal, match=r"^figure shap cannot be drawn: .*measured"):
+            ask("first", out=tmp_path / "x.svg", figure="shap")
         with pytest.raises(InvalidInput, match=r'--figure = "histogram": expected one of history'):
             ask("first", out=tmp_path / "x.svg", figure="histogram")
         with pytest.raises(NotFound, match="there is no folder"):

@@ -40,7 +40,6 @@ VERSION_TIMEOUT_S = 20.0
 PROGRAMS = {
     "slurm": ("sbatch", "--version"),
     "pbs": ("qsub", "--version"),
-    "lsf": ("bsub", "-V"),
     "flux": ("flux", "version"),
 }
 """By scheduler, the command that submits to it, with the option that prints its version."""

@@ -135,7 +135,7 @@ def calibrate(  # noqa: PLR0913 - an option each
     """Measure this machine, or fit the estimates to measured steps, into a cluster file.
 
     Matrix products, memory, every collective at each level and transfers are measured by real
-    ranks, all at once: ranks started here, or those that torchrun, srun, mpiexec, mpirun, jsrun or
+    ranks, all at once: ranks started here, or those that torchrun, srun, mpiexec, mpirun or
     flux started. With --from-table or
     --from-store nothing is run: the constants of the estimates are fitted to step times, and tested on held-out rows.
     """  # noqa: E501

@@ -67,7 +67,6 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "dataframe": ("query:dataframe", "Write all attempts as a table file (.csv or .parquet)."),
         "report": ("query:report", "Write a campaign as one HTML page."),
         "plot": ("query:plot", "Write the report's figures as PNG or SVG."),
-        "film": ("query:film", "Write the search, probe by probe, as a film."),
     },
 }
 """Commands by section of the help page: name -> (module:function under `frontrunner.cli`, one

@@ -227,7 +227,7 @@ def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
     "--data",
     metavar="FILE",
     help=(
-        "For slurm, pbs, lsf, kubernetes and recipe: train on FILE, on [data] of FILE.toml, or on"
+        "For slurm, pbs, kubernetes and recipe: train on FILE, on [data] of FILE.toml, or on"
         " `built-in` text."
     ),
 )
@@ -254,10 +254,10 @@ def export(
     choices that leave one.
 
     TOOL is megatron-lm, megatron-deepspeed, deepspeed, nemo, torchtitan, nanotron or accelerate;
-    slurm, pbs or lsf for a batch script, kubernetes for a JobSet's manifest; recipe for a recipe
+    slurm or pbs for a batch script, kubernetes for a JobSet's manifest; recipe for a recipe
     file, which loses nothing. What a tool cannot express is refused with the reason.
 
-    Of a campaign file FILE.toml, slurm, pbs or lsf writes a batch script whose driver stops before
+    Of a campaign file FILE.toml, slurm or pbs writes a batch script whose driver stops before
     its job's time is up; it submits itself again until the campaign is over.
 
     With optuna the whole CAMPAIGN becomes a study of --storage; run again, it adds new trials.

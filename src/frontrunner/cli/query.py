@@ -342,47 +342,10 @@ def plot(
     """Write the figures of CAMPAIGN's report (default: the newest) as SVG or PNG.
 
     Figures: history, speed-memory, sensitivity, scaling, parallel-coordinates, feasibility,
-    predicted, importance, shap, node-hours.
+    predicted, shap, node-hours.
     """
     written, absent = backend.plot(campaign, out=out, figure=figure, format=wanted)
     for path in written:
         click.echo(str(path))
     for row in absent:
         click.echo(f"{row.name} is not drawn: {row.reason}", err=True)
-
-
-@click.command()
-@campaign_argument
-@click.option("--out", type=FILE, required=True, help="x.gif, or x.mp4 where ffmpeg is installed.")
-@click.option(
-    "--x", metavar="NAME", help="The dimension across [default: tensor_parallel where it varies]."
-)
-@click.option(
-    "--y", metavar="NAME", help="The dimension upward [default: pipeline_parallel where it varies]."
-)
-@backend_options
-def film(campaign: str | None, out: Path, x: str | None, y: str | None, backend: Backend) -> None:
-    """Write how the search of CAMPAIGN (default: the newest) filled a map of two dimensions, probe
-    by probe.
-
-    Beside the map stand the outcomes and, where the strategy stored it, what it expected of each
-    when it chose it. The default map also shows what it expected of the fastest recipe at each
-    place.
-    """
-    from frontrunner.views.film import check_film_file, write_film
-
-    check_film_file(out)  # before anything is read
-    found = backend.film(campaign, x=x, y=y)
-    pictures = write_film(found, out)
-    left = f", the first of {found.outcomes:,}" if found.outcomes > len(found.shots) else ""
-    click.echo(
-        f"film: {out}, {len(found.shots):,} outcomes{left} in {pictures} pictures,"
-        f" {out.stat().st_size / 1e6:.1f} MB"
-    )
-    if not found.has_beliefs:
-        click.echo("no expectation is drawn: the strategy stored none", err=True)
-    elif found.believed and not found.map_has_beliefs:
-        stored = (
-            f"the strategy stored what it expected there over {' and '.join(found.believed)} alone"
-        )
-        click.echo(f"the map has outcomes alone: {stored}", err=True)

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSc
 
 from frontrunner.config.recipe_file import read
 from frontrunner.config.toml_file import Table, read_text, read_toml, set_value, value_of
-from frontrunner.evaluators.cluster.settings import DispatchSettings
+from frontrunner.evaluators.cluster.settings import DispatchSettings, require_scheduler
 from frontrunner.evaluators.export.reading import json_table
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.probe import BUILT_IN_DATA, DataSettings, ProbeSettings
@@ -552,7 +552,7 @@ class CampaignConfig(Config):
     budget: Budget = Budget()
     probe: ProbeSettings = ProbeSettings()
     data: DataSection = DataSettings()
-    dispatch: DispatchSettings = DispatchSettings()
+    dispatch: Annotated[DispatchSettings, AfterValidator(require_scheduler)] = DispatchSettings()
     table: Annotated[TableSettings, AfterValidator(_locate)] = TableSettings()
     command: Annotated[CommandSettings, AfterValidator(_locate_command)] = CommandSettings()
     store: StoreSettings = StoreSettings()

@@ -17,7 +17,7 @@ DEFAULT_STORE = "frontrunner.db"
 STORE_VARIABLE = "FRONTRUNNER_STORE"
 RUNS_VARIABLE = "FRONTRUNNER_RUNS"
 BY_SERVER = (
-    "best|pareto|show|compare|status|history|failures|campaigns|dataframe|report|plot|film|explain"
+    "best|pareto|show|compare|status|history|failures|campaigns|dataframe|report|plot|explain"
 )
 BY_SERVER += "|export|budget|rename|label|delete|mcp"
 BY_STORE = (

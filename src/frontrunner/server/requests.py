@@ -44,7 +44,6 @@ from frontrunner.spaces.errors import (
 from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.spaces.validation import invalid_input, refuse_unusable_values
 from frontrunner.store import Baseline, LocalStore
-from frontrunner.views.film import Film
 
 logger = logging.getLogger("frontrunner.server")
 T = TypeVar("T")
@@ -525,9 +524,6 @@ def _filter_type(name: str) -> Any:
     return {"count": COUNT, "flag": bool | None}.get(dimension.kind, words)
 
 
-AXIS: Any = Annotated[
-    str | None, Field(max_length=64, description="A dimension that the campaign varies.")
-]
 STEP_DIMENSIONS = ("schedule", "pipeline_parallel", "virtual_stages", "micro_batch_seqs")
 """What a recipe's step may be laid out with other values of."""
 QUESTIONS = (
@@ -580,7 +576,6 @@ QUESTIONS = (
         make=tuple,
     ),
     Question("predictions", "reports", "/campaigns/{name}/predictions", SmallScale | None),
-    Question("film", "reports", "/campaigns/{name}/film", Film, {"x": AXIS, "y": AXIS}),
     Question("baseline", "reports", "/campaigns/{name}/baseline", Baseline | None),
 )
 _FILTERS: dict[str, Any] = {name: (_filter_type(name), None) for name in FILTERS}

@@ -73,7 +73,6 @@ JUMPS = {
     "timeline": "Timeline",
     "failures": "Failures",
     "events": "History",
-    "film": "Film",
     "take-along": "Report, CSV, Python",
 }
 """Sections of a campaign's page by their ids, in its order."""

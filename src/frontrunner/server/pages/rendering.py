@@ -68,8 +68,6 @@ FILES = (
     "explorer.js",
     "step.css",
     "step.js",
-    "film.css",
-    "film.js",
     "htmx-2.0.11.min.js",
     "icon.svg",
 )

@@ -13,7 +13,7 @@ from frontrunner.views.charts.campaign import (
     parallel_coordinates,
     speed_memory,
 )
-from frontrunner.views.charts.knobs import importance, predicted, scaling, sensitivity, shap
+from frontrunner.views.charts.knobs import predicted, scaling, sensitivity, shap
 from frontrunner.views.charts.marks import Chart, Collected, Missing
 
 FIGURES: dict[str, tuple[str, Callable[[Collected], Chart | Missing]]] = {
@@ -24,7 +24,6 @@ FIGURES: dict[str, tuple[str, Callable[[Collected], Chart | Missing]]] = {
     "parallel-coordinates": ("Parallel coordinates", parallel_coordinates),
     "feasibility": ("What fits and what fails", feasibility),
     "predicted": ("Predicted against measured", predicted),
-    "importance": ("Which knobs matter", importance),
     "shap": ("What each knob's value adds (SHAP)", shap),
     "node-hours": ("Where the node-hours went", node_hours),
 }

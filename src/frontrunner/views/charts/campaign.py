@@ -49,7 +49,7 @@ def history(collected: Collected) -> Chart | Missing:
         return nothing
     unit, size_s = node_unit(math.fsum(collected.attempts.node_seconds))
     rate, attempts, found = collected.unit, collected.attempts, collected.attempt_rates
-    best, spent = pooled_rates(attempts, found)[1], np.cumsum(attempts.node_seconds) / size_s
+    best, spent = _pooled_bests(attempts, found), np.cumsum(attempts.node_seconds) / size_s
     final, reading = best[-1], "No probe has measured a recipe yet."
     if not math.isnan(final):
         last = int(
@@ -126,14 +126,12 @@ def history(collected: Collected) -> Chart | Missing:
     )
 
 
-def pooled_rates(attempts: Attempts, rates: Numbers) -> tuple[Numbers, Numbers]:
-    """Return, after each attempt, the pooled rate of its own recipe and of the one that led, else
-    not a number.
-    """
+def _pooled_bests(attempts: Attempts, rates: Numbers) -> Numbers:
+    """Return, after each attempt, the pooled rate of the recipe that led, nan where none did."""
     measured: dict[int, list[float]] = defaultdict(list)
     standing: dict[int, float] = {}
     led: list[tuple[float, int]] = []  # a heap of what stood once, the fastest on top
-    own, found = np.empty(len(attempts)), np.empty(len(attempts))
+    bests = np.empty(len(attempts))
     against = [POLICIES[kind].counts_against_recipe for kind in KINDS]
     columns = zip(attempts.rows.tolist(), attempts.kinds.tolist(), rates.tolist(), strict=True)
     for place, (row, kind, rate) in enumerate(columns):
@@ -146,9 +144,8 @@ def pooled_rates(attempts: Attempts, rates: Numbers) -> tuple[Numbers, Numbers]:
             standing.pop(row, None)
         while led and standing.get(led[0][1]) != -led[0][0]:
             heappop(led)
-        own[place] = standing.get(row, math.nan)
-        found[place] = -led[0][0] if led else math.nan
-    return own, found
+        bests[place] = -led[0][0] if led else math.nan
+    return bests
 
 
 def courses(found: Mapping[str, tuple[Course, int]]) -> Json | None:

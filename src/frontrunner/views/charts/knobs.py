@@ -1,8 +1,5 @@
 """Charts of why recipes are fast: the analytic model against measurements, one knob at a time, and
-importances.
-
-PED-ANOVA (arXiv 2304.10255) and fANOVA (Hutter et al. 2014) are Optuna's; SHAP values of a forest
-are as in the Frontier study (arXiv 2312.12705).
+SHAP values of a forest, as in the Frontier study (arXiv 2312.12705).
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -40,9 +36,6 @@ from frontrunner.views.charts.marks import (
     shown,
     table,
 )
-
-if TYPE_CHECKING:
-    from optuna.importance import BaseImportanceEvaluator
 
 FEWEST_FOR_ORDER = 5
 """Assumed: with fewer recipes the agreement of two orders says nothing."""
@@ -472,67 +465,17 @@ def scaling(collected: Collected) -> Chart | Missing:
 
 
 FEWEST_RECIPES = 20
-"""Assumed: PED-ANOVA wants five recipes among the best (its documentation), a quarter of these."""
-BEST_AT_LEAST, BEST_SHARE = 5, 0.1
-"""PED-ANOVA looks at the best tenth, or at the best five if a tenth is fewer."""
+"""Assumed: a forest of fewer recipes explains nothing of others."""
 TREES, FOLDS = 100, 5
 MOST_WEIGHED = 400
 """Of more recipes an even selection from the ranking is weighed: trees over all of 1,200 took half
 a minute.
 """
 SEED = 0
-"""Of the forests: the same campaign always gives the same numbers."""
+"""Of the forest: the same campaign always gives the same numbers."""
 LOW, MIDDLE, HIGH = "#2c7fb8", "#a7a3ad", "#e0533d"
 GOLDEN_RATIO = 0.618034
 Matrix = npt.NDArray[np.float64]
-
-
-def importance(collected: Collected) -> Chart | Missing:
-    """Draw a group of bars per knob, one bar per method, over the measured recipes."""
-    varied = _varied(collected)
-    if isinstance(varied, Missing):
-        return varied
-    ranking = _weighed(collected)
-    best_share = max(BEST_SHARE, BEST_AT_LEAST / len(ranking))
-    methods = shares(varied, ranking, best_share)
-    top = varied[int(np.argmax(methods["PED-ANOVA"]))].label
-    rows = [
-        {"knob": knob.label, "method": method, "share": 100 * share}
-        for method, found in methods.items()
-        for knob, share in zip(varied, found, strict=True)
-    ]
-    return Chart(
-        reading=(
-            f"PED-ANOVA ranks knobs by how far the best {percent(best_share, 0)} of {len(ranking)}"
-            f" measured recipes agree on them ({top} first of all); fANOVA by how much of the"
-            f" variance of {collected.unit} a knob alone explains. Where they differ, a knob that"
-            " moves the average does not decide which recipe is best."
-        ),
-        spec={
-            "data": {"values": rows},
-            "height": 58 * len(varied),
-            "mark": {"type": "bar"},
-            "encoding": {
-                "y": vl.name(
-                    "knob",
-                    axis={"grid": False, "labelFontSize": 12.5},
-                    scale={"paddingInner": 0.35},
-                ),
-                "yOffset": vl.name("method"),
-                "x": vl.number("share", "share, %"),
-                "color": vl.palette("method", {"PED-ANOVA": vl.BLUE, "fANOVA": vl.ORANGE}, methods),
-                "tooltip": vl.tooltip("knob", "method", numbers={"share": "share, %"}),
-            },
-        },
-        table=table(
-            range(len(varied)),
-            ("knob", lambda place: varied[place].label),
-            *(
-                (method, lambda place, found=found: percent(found[place]))
-                for method, found in methods.items()
-            ),
-        ),
-    )
 
 
 def shap(collected: Collected) -> Chart | Missing:
@@ -617,7 +560,7 @@ def _varied(collected: Collected) -> tuple[Knob, ...] | Missing:
     if measured < FEWEST_RECIPES:
         return Missing(
             reason=(
-                f"Importance needs at least {FEWEST_RECIPES} measured recipes; there are"
+                f"SHAP values need at least {FEWEST_RECIPES} measured recipes; there are"
                 f" {measured}."
             )
         )
@@ -627,45 +570,6 @@ def _varied(collected: Collected) -> tuple[Knob, ...] | Missing:
         )
     found = knobs(collected.survey, [row.recipe for row in collected.ranking])
     return found or Missing(reason="The measured recipes differ in no knob of the space.")
-
-
-def shares(
-    varied: Sequence[Knob], ranking: Sequence[RankedRecipe], best_share: float
-) -> dict[str, tuple[float, ...]]:
-    """Return each method's share of 1 for each knob, in their order."""
-    import optuna
-    from optuna.distributions import BaseDistribution, CategoricalDistribution
-    from optuna.importance import (
-        FanovaImportanceEvaluator,
-        PedAnovaImportanceEvaluator,
-        get_param_importances,
-    )
-
-    evaluators: dict[str, BaseImportanceEvaluator] = {
-        "PED-ANOVA": PedAnovaImportanceEvaluator(target_quantile=best_share),
-        "fANOVA": FanovaImportanceEvaluator(seed=SEED),
-    }
-    choices: dict[str, BaseDistribution] = {
-        knob.name: CategoricalDistribution([shown(value) for value in knob.values])
-        for knob in varied
-    }
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize")
-    optuna.logging.set_verbosity(before)
-    for row in ranking:
-        params = {knob.name: knob.word(row.recipe) for knob in varied}
-        speed = row.standing.tokens_per_s
-        study.add_trial(
-            optuna.trial.create_trial(params=params, distributions=choices, value=speed)
-        )
-    found = {
-        method: get_param_importances(study, evaluator=one) for method, one in evaluators.items()
-    }
-    return {
-        method: tuple(float(by_name[knob.name]) for knob in varied)
-        for method, by_name in found.items()
-    }
 
 
 def shap_effects(varied: Sequence[Knob], ranking: Sequence[RankedRecipe]) -> tuple[Matrix, float]:

@@ -392,11 +392,6 @@ class Knob:
     values: tuple[Choice, ...]
 
     @property
-    def name(self) -> str:
-        """The dimension's name."""
-        return self.dimension.name
-
-    @property
     def label(self) -> str:
         """The name on an axis."""
         return self.dimension.label
