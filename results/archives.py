@@ -12,8 +12,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 
 from sqlalchemy import Connection, Table, insert, update
@@ -24,7 +22,7 @@ from frontrunner.results.records import UNARCHIVED
 from frontrunner.results.rows import Columns
 from frontrunner.results.schema import REVISION, Base, CampaignRow, HolderRow
 from frontrunner.results.states import CampaignState
-from frontrunner.results.transfer import BATCH, TABLES, Copied, add_checked, first_line, staging
+from frontrunner.results.transfer import TABLES, Copied, add_checked, first_line, staging
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import InvalidInput, NotFound, StoreUnusable, shown
 
@@ -150,49 +148,25 @@ def _fill(connection: Connection, path: Path, lines: Iterator[Line]) -> None:
             f"{path} was written by a later frontrunner: {versions}", hint="upgrade frontrunner"
         )
     counts: Counter[str] = Counter()
-    for kind, group in groupby(lines, key=itemgetter(1)):
-        for part in _parts(group):
-            first, content = part[0]
-            if kind == END:
-                if content.get("rows") != counts.total() or counts["campaigns"] != 1:
-                    raise _broken(
-                        path,
-                        first,
-                        "the archive does not hold one campaign and the rows that it counts",
-                    )
-            elif kind not in TABLES or kind == HOLDERS:
-                raise _broken(path, first, f"{kind!r} is not part of a campaign")
-            else:
-                _insert_lines(connection, path, Base.metadata.tables[kind], part)
-                counts[kind] += len(part)
+    for number, kind, content in lines:
+        if kind == END:
+            if content.get("rows") != counts.total() or counts["campaigns"] != 1:
+                why = "the archive does not hold one campaign and the rows that it counts"
+                raise _broken(path, number, why)
+        elif kind not in TABLES or kind == HOLDERS:
+            raise _broken(path, number, f"{kind!r} is not part of a campaign")
+        else:
+            _insert_line(connection, path, number, Base.metadata.tables[kind], content)
+            counts[kind] += 1
 
 
-def _parts(lines: Iterator[Line]) -> Iterator[list[tuple[int, Columns]]]:
-    """Yield the lines of one kind in parts, each of which fits into memory."""
-    part: list[tuple[int, Columns]] = []
-    size = 0
-    for number, _, content in lines:
-        part.append((number, content))
-        size += sum(len(value) for value in content.values() if isinstance(value, str))
-        if len(part) == BATCH or size > MOST_LINE_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
-
-
-def _insert_lines(
-    connection: Connection, path: Path, table: Table, lines: list[tuple[int, Columns]]
+def _insert_line(
+    connection: Connection, path: Path, number: int, table: Table, content: Columns
 ) -> None:
-    missing = dict.fromkeys(table.columns.keys())  # as in an archive of an earlier revision
-    for number, content in lines:
-        if not content.keys() <= missing.keys():
-            raise _broken(path, number, f"its columns are not those of {table.name}")
+    if not content.keys() <= set(table.columns.keys()):
+        raise _broken(path, number, f"its columns are not those of {table.name}")
     try:
-        connection.execute(insert(table), [missing | content for _, content in lines])
+        connection.execute(insert(table), content)
     except (DBAPIError, ValueError, OverflowError) as error:
         why = first_line(error) if isinstance(error, DBAPIError) else str(error)
-        last = f"to {lines[-1][0]} " if len(lines) > 1 else ""
-        raise _broken(
-            path, lines[0][0], f"{last}cannot be rows of {table.name}: {why[:200]}"
-        ) from error
+        raise _broken(path, number, f"it cannot be a row of {table.name}: {why[:200]}") from error

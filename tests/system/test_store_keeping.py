@@ -530,15 +530,15 @@ DAMAGE: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     ),
     "nothing for a text": (
         of_kind("trials", recipe_id=None),
-        r"line 5: to 6 cannot be rows of trials: NOT NULL",
+        r"line 5: it cannot be a row of trials: NOT NULL",
     ),
     "a reference to nobody": (
         of_kind("attempts", trial_id=77),
-        r"line 7: .*rows of attempts: FOREIGN KEY",
+        r"line 7: .*a row of attempts: FOREIGN KEY",
     ),
     "a state of no kind": (
         of_kind("trials", state="asleep"),
-        r"line 5: .*rows of trials: CHECK .*state_known",
+        r"line 5: .*a row of trials: CHECK .*state_known",
     ),
     "another recipe under its id": (
         of_kind("trials", recipe_json=recipe_to_json(replace(RECIPE, micro_batch_seqs=8))),
