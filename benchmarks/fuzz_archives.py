@@ -1,11 +1,10 @@
-"""Archives for the fuzzing of inputs: one of a small campaign, its damaged kin with right hashes,
-and reading them.
+"""Archives for the fuzzing of inputs: damaged kin of a stored one, with right hashes, and reading
+them.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -13,56 +12,16 @@ from typing import Any
 from fuzz_damage import tree_damaged
 
 from frontrunner import api
-from frontrunner.api import archive, check_store, unarchive
-from frontrunner.evaluators.analytic.simulated import simulate
-from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.results.outcome import Failure, FailureKind
-from frontrunner.results.process_identity import this_host
-from frontrunner.results.provenance import collect
-from frontrunner.results.states import CampaignState
+from frontrunner.results.archives import Chain
 from frontrunner.results.store import open_store
-from frontrunner.results.transfer import Chain
-from frontrunner.search.campaign_setup import problem_summary
-from frontrunner.search.spec import CampaignSpec
-from frontrunner.spaces.document import canonical_json, recipe_id
-from frontrunner.spaces.recipe import Recipe
-from frontrunner.spaces.validation import dump_json
+from frontrunner.spaces.document import canonical_json
 
+WHOLE = Path(__file__).parents[1] / "tests" / "stores" / "archive.jsonl"
+"""The archive of a campaign with measurements, a failure and an event."""
 INNER = ("spec_json", "problem_json", "recipe_json", "step_times_s_json", "peak_memory_bytes_json",
     "losses_json",
          "data_json", "provenance_json")  # fmt: skip
 """Columns that hold JSON, whose insides are damaged too."""
-
-
-def archive_of(folder: Path, spec: CampaignSpec) -> list[bytes]:
-    """The lines of the archive of a campaign with a measurement, a failure and an event."""
-    url = str(folder / "whole.db")
-    recipe = Recipe(devices=8, tensor_parallel=2, micro_batch_seqs=2, accumulation=4)
-    with open_store(url) as store:
-        campaign = store.create_campaign(
-            name="small",
-            spec_json=dump_json(spec),
-            legal_recipes=9,
-            problem_summary=problem_summary(spec),
-        )
-        writer = store.drive(store.acquire_lease(campaign.id, host=this_host(), pid=os.getpid()))
-        writer.set_state(CampaignState.RUNNING, reason="start")
-        writer.record_provenance(collect("test"))
-        setup = ProbeSetup(
-            problem=spec.problem, probe=spec.probe, data=spec.data, work_folder=folder, seed=0
-        )
-        crash = Failure(
-            kind=FailureKind.CRASHED, message="it crashed", log_tail="the end", node_seconds=2.0
-        )
-        for place, outcome in enumerate((simulate(recipe, setup), crash)):
-            tried = Recipe(devices=8, tensor_parallel=2, micro_batch_seqs=2, accumulation=4 + place)
-            attempt = writer.start_attempt(
-                writer.propose(recipe_id(spec.problem, tried), tried), run_folder=str(place)
-            )
-            writer.finish_attempt(attempt, outcome, retry=False)
-        writer.release(CampaignState.FINISHED, reason="done")
-    archive("small", folder / "whole.jsonl", store=url)
-    return (folder / "whole.jsonl").read_bytes().splitlines(keepends=True)
 
 
 def rechained(lines: list[dict[str, Any]], rng: random.Random) -> bytes:
@@ -115,16 +74,13 @@ def _line(line: Any, chain: Chain) -> bytes:
         return json.dumps(line).encode() + b"\n"
 
 
-def unarchived(path: Path) -> None:
-    """Add an archive to a new store; what was added must be sound, be told of, and be archived
-    again.
-    """
+def imported(path: Path) -> None:
+    """Add an archive to a new store; what was added must be sound, and be told of."""
     store = str(path.parent / "store.db")
-    unarchive(path, store=store)
-    found = check_store(store)
+    api.import_archive(path, store=store)
+    found = api.check_store(store)
     if not found.is_sound:
         raise AssertionError(f"an unsound campaign was added: {found.findings}"[:600])
-    archive(None, path.parent / "again.jsonl", store=store)
     for question in (api.campaigns, api.status, api.failures, api.dataframe, api.best):
         question(store=store)
     with open_store(store, read_only=True) as opened:

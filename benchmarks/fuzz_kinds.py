@@ -130,7 +130,7 @@ def kinds(folder: Path) -> dict[str, Kind]:
         "import": Kind(file="table.csv", make=_from([TABLE]), read=import_a_table),
         "table": Kind(file="table.csv", make=_from([TABLE]), read=read_a_table),
         "fit": Kind(file="table.csv", make=_from([TABLE]), read=read_a_table_to_fit),
-        "archive": Kind(file="campaign.jsonl", make=an_archive(folder), read=read_an_archive),
+        "archive": Kind(file="campaign.jsonl", make=an_archive(), read=read_an_archive),
         "outcome": Kind(
             file="outcome.json", make=_of_trees(_outcomes()), read=read_an_outcome, refuses=False
         ),
@@ -431,11 +431,11 @@ def read_a_log(path: Path) -> None:
 # Archives.
 
 
-def an_archive(folder: Path) -> Callable[[random.Random], bytes]:
+def an_archive() -> Callable[[random.Random], bytes]:
     """Archives of a small campaign, most often with the hashes that the damaged lines have."""
-    from fuzz_archives import archive_of, rechained
+    from fuzz_archives import WHOLE, rechained
 
-    lines = archive_of(folder, SPEC)
+    lines = WHOLE.read_bytes().splitlines(keepends=True)
 
     def make(rng: random.Random) -> bytes:
         if rng.random() < 0.3:
@@ -446,9 +446,9 @@ def an_archive(folder: Path) -> Callable[[random.Random], bytes]:
 
 
 def read_an_archive(path: Path) -> None:
-    from fuzz_archives import unarchived
+    from fuzz_archives import imported
 
-    unarchived(path)
+    imported(path)
 
 
 # Bodies of requests.

@@ -8,15 +8,15 @@ on ones left out.
 TABLE.csv has one measured configuration a row (evaluators/tables/schema.py lists the columns).
 Without --fit the constants that ship are judged; with it they are fitted to the tables after it
 first. --cross-validate judges each table once more with constants fitted to all the others, from
-constants on that no table gave, each training code and each kind of machine likewise, and each
-problem with constants fitted to other problems of all tables. --unknown-code judges them once more
-with each row's training code taken for an unknown one, where the others are all that are known. `95
-%` are the medians of the intervals' ends, `inside` the share of rows in them, of all and of those
-within 20 % of their problem's best. Per problem (rows of one model, sequence length, batch and
-machine) stand the rank correlation, the regret of the model's first choice, and the probes its
-order needs to come within 5 % of the best measured. --worst lists as many rows of each table that
-miss the bar by most. `in doubt` are the wrong and the right verdicts on memory that the interval of
-the peak leaves open, `surely` the best that are refused though it does not.
+constants on that no table gave, each training code and each kind of machine likewise.
+--unknown-code judges them once more with each row's training code taken for an unknown one, where
+the others are all that are known. `95 %` are the medians of the intervals' ends, `inside` the share
+of rows in them, of all and of those within 20 % of their problem's best. Per problem (rows of one
+model, sequence length, batch and machine) stand the rank correlation, the regret of the model's
+first choice, and the probes its order needs to come within 5 % of the best measured. --worst lists
+as many rows of each table that miss the bar by most. `in doubt` are the wrong and the right
+verdicts on memory that the interval of the peak leaves open, `surely` the best that are refused
+though it does not.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from rich.console import Console
 from rich.table import Table as Shown
 from table_accuracy import (
     BARS,
-    by_problem,
     by_table,
     by_trait,
     fitted,
@@ -253,10 +252,6 @@ def main() -> None:
             "cross_validated_by_cluster": (
                 "each kind of machine judged with constants fitted to the others",
                 partial(by_trait, trait=lambda row: row.hardware),
-            ),
-            "cross_validated_by_problem": (
-                "each problem judged with constants fitted to others of all tables",
-                by_problem,
             ),
         }
         for key, (title, folds) in ways.items():

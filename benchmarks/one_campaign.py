@@ -24,16 +24,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import psutil
-from service_load import Asker, load, port_and_token, processor_s, serve, show
-from service_store import CAMPAIGN
 from sqlalchemy import insert, update
-from store_queries import CHUNK, attempt_row
 
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.evaluators.analytic.estimates import estimate_many
@@ -52,12 +51,17 @@ from frontrunner.results.schema import (
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.campaign_setup import create
 from frontrunner.search.spec import CampaignSpec
+from frontrunner.server.app import create_app, listen, run
+from frontrunner.server.auth import make_tokens
 from frontrunner.server.pages.campaigns import SHOWN
+from frontrunner.server.settings import Limits, ServiceSettings
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.views.charts import FIGURES
 
 NAME = "large"
+CHUNK = 5000
+WARM_UP_S = 15.0
 SPACE: dict[str, list[Any]] = {
     "devices": [32, 64, 128],
     "tensor_parallel": [1, 2, 4, 8],
@@ -77,8 +81,9 @@ API = f"/api/v1/campaigns/{NAME}"
 
 def spec(measurements: int) -> CampaignSpec:
     """A campaign of more legal recipes than are tried."""
-    table = CAMPAIGN | {
+    table: dict[str, Any] = {
         "evaluator": "simulated",
+        "model": {"preset": "frontier-22b"},
         "cluster": {"preset": "frontier", "nodes": 16},
         "problem": {"sequence_length": 2048, "global_batch": 512},
         "space": SPACE,
@@ -169,7 +174,16 @@ def trial_rows(
     )
     measured = []
     for repeat in range(1, 1 + (1 if failed else repeats)):
-        attempt = attempt_row(2 * number + repeat, campaign_id, number, repeat) | {"state": state}
+        attempt = {
+            "id": 2 * number + repeat,
+            "campaign_id": campaign_id,
+            "trial_id": number,
+            "number": repeat,
+            "state": state,
+            "run_folder": f"runs/{NAME}/{number}-{repeat}",
+            "started_at": moment,
+            "finished_at": moment,
+        }
         found.append((AttemptRow, attempt))
         if failed:
             about = {
@@ -327,6 +341,73 @@ def ask_alone(
         )
 
 
+def serve(folder: Path) -> None:
+    """Serve the store, and write the port to a file."""
+    settings = ServiceSettings(
+        store=str(folder / "load.db"),
+        token_file=folder / "tokens.json",
+        port=0,
+        limits=Limits(requests_per_s=1e9, request_burst=10**9),
+    )
+    with listen(settings) as listener:
+        (folder / "port").write_text(str(listener.getsockname()[1]))
+        run(create_app(settings), settings, listener)
+
+
+def port_and_token(folder: Path) -> tuple[int, str]:
+    """Wait for the service that `serve` starts; return its port and the operator's token."""
+    while not (folder / "port").exists():
+        time.sleep(0.1)
+    return int((folder / "port").read_text()), make_tokens(folder / "tokens.json").operator
+
+
+def processor_s(process: psutil.Process) -> float:
+    """The processor time that a process has used."""
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def load(
+    port: int, token: str, asked: list[str], clients: int, seconds: float
+) -> dict[str, list[float]]:
+    """Ask from several connections at once; return the seconds of each question's answers."""
+    times_s: dict[str, list[float]] = defaultdict(list)
+    until = time.monotonic() + seconds
+
+    def ask() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        dice = random.Random(threading.get_ident())
+        while time.monotonic() < until:
+            question = dice.choice(asked)
+            began = time.perf_counter()
+            connection.request("GET", question, headers={"Authorization": f"Bearer {token}"})
+            answer = connection.getresponse()
+            answer.read()
+            if answer.status not in (200, 204):
+                raise RuntimeError(f"{question}: {answer.status}")
+            times_s[question].append(time.perf_counter() - began)
+        connection.close()
+
+    threads = [threading.Thread(target=ask) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return times_s
+
+
+def show(times_s: dict[str, list[float]]) -> None:
+    """Print the median and the 99th percentile of each question."""
+    for question, found in sorted(times_s.items()):
+        found.sort()
+        p99 = found[min(len(found) - 1, int(0.99 * len(found)))]
+        median = statistics.median(found)
+        print(
+            f"{question:62s} {len(found):6d}  median {1e3 * median:6.1f} ms  p99"
+            f" {1e3 * p99:6.1f} ms"
+        )
+
+
 def measure_service(folder: Path, store: Path, recipe: str, options: argparse.Namespace) -> None:
     """Serve the store and ask."""
     me = [sys.executable, __file__, "--part", "serve", "--folder", str(folder)]
@@ -340,8 +421,8 @@ def measure_service(folder: Path, store: Path, recipe: str, options: argparse.Na
             print(f"the service holds {process.memory_info().rss / 2**20:.0f} MiB")
         if options.only in (None, "load"):
             for asked in (pages(recipe), [*pages(recipe), *operations()[:13]]):
-                load(lambda: Asker(port, token), asked, options.clients, 15.0)
-                show(load(lambda: Asker(port, token), asked, options.clients, options.seconds))
+                load(port, token, asked, options.clients, WARM_UP_S)
+                show(load(port, token, asked, options.clients, options.seconds))
             print(f"the service holds {process.memory_info().rss / 2**20:.0f} MiB")
     finally:
         server.terminate()

@@ -2,23 +2,23 @@
 free.
 
     python benchmarks/search_efficiency.py TABLE.csv... [--strategies A,B] [--seeds N] [--budget N]
-    [--distort reverse]
-        [--stop SHARE] [--least-rows N] [--unseen] [--json OUT] [--plot OUT.png]
+        [--stop SHARE] [--least-rows N] [--unseen] [--json OUT]
 
 A problem is the rows of one model, sequence length, global batch, machine, number of devices and
 attention kernel that has at least --least-rows rows and a success (evaluators/tables/rows.py). What
 is in no row is illegal and never proposed; a failed row costs a probe; where rows repeat, the best
 is the truth and what a probe finds. `model-order` is the analytic model's bare order: what fits by
 speed, then the rest by memory. After the name of a strategy, `:pruned` leaves out the rows that
-surely do not fit, and `:failures=mean` is a setting of deephyper. --distort reverse gives guided
-and model-order the model's speeds in the opposite order.
+surely do not fit, and `:failures=mean` is a setting of deephyper. `guided:warm` remembers, by the
+rules that a campaign follows, the rows of the table's other problems: models of close shape on at
+most as many devices.
 
 A campaign file (.toml) is searched as a table of what the evaluator `simulated` computes of its
 legal recipes.
 
 --unseen searches each table with constants fitted to all the others, from constants on that no table gave.
 `error_after` are the mean errors of step times of successes not probed yet: by guided after so many probes, and by the
-formulas alone; `memory_error_after` those of peaks.
+formulas alone.
 
 `to_5pct` and `to_1pct` are probes until the best found is within 5 % and 1 % of the true best,
 budget + 1 where it never is; for these every search goes on to the budget. A strategy that
@@ -36,7 +36,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from search_runs import CHECKPOINTS, ERRORS_AFTER, Case, Run, figures, search
+from search_runs import CHECKPOINTS, ERRORS_AFTER, Case, evidence_for, figures, search
 from table_accuracy import SOURCED, fitted
 
 from frontrunner.config.campaign import read_campaign_file
@@ -44,7 +44,6 @@ from frontrunner.evaluators.tables.rows import read_problems
 from frontrunner.evaluators.tables.workloads import read
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.views.charts.render import picture
 
 LEAST_ROWS = 20
 STOP = 0.003
@@ -63,9 +62,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--least-rows", type=int, default=LEAST_ROWS)
     parser.add_argument("--stop", type=float, default=STOP)
     parser.add_argument("--unseen", action="store_true")
-    parser.add_argument("--distort", choices=("reverse",))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     chosen = parser.parse_args()
     chosen.strategies = chosen.strategies.split(",")
     known = (*STRATEGIES, "model-order")
@@ -79,9 +76,7 @@ def options() -> argparse.Namespace:
     return chosen
 
 
-def cases(
-    paths: list[Path], least_rows: int, distort: str | None, *, unseen: bool
-) -> dict[str, Case]:
+def cases(paths: list[Path], least_rows: int, *, unseen: bool) -> dict[str, Case]:
     """The problems of all tables by table and name; says on standard error what was left out."""
     found: dict[str, Case] = {}
     rows = {path: read(path) for path in paths if path.suffix != ".toml"} if unseen else {}
@@ -96,7 +91,11 @@ def cases(
         constants = fitted(others, SOURCED) if others else None
         for problem in table.problems:
             case = (
-                Case.of(problem, constants=constants, distort=distort)
+                Case.of(
+                    problem,
+                    constants=constants,
+                    evidence=evidence_for(problem, table.problems),
+                )
                 if len(problem.rows) >= least_rows
                 else None
             )
@@ -165,7 +164,6 @@ def show(problems: dict[str, dict[str, Figures]], found: dict[str, Figures]) -> 
                 for values in known
             )
             print(f"{name:{width}}       " + "".join(means))
-    show_peaks(problems, width)
     for key in next(iter(found.values())):
         if key != "best_at":
             print(f"{key:{width}}       " + "".join(f"{found[one][key]:>13.3g}" for one in found))
@@ -177,57 +175,11 @@ def show(problems: dict[str, dict[str, Figures]], found: dict[str, Figures]) -> 
         )
 
 
-def show_peaks(problems: dict[str, dict[str, Figures]], width: int) -> None:
-    """The mean errors of peaks by table, where it states any."""
-    peaks: dict[str, list[Figures]] = {}
-    for name, of in problems.items():
-        if told := of.get("guided", {}).get("memory_error_after"):
-            peaks.setdefault(name.split(":")[0], []).append(told)
-    if peaks:
-        print("mean error of peaks not probed, by guided after so many probes")
-    for name, several in peaks.items():
-        known = [[one[str(n)] for one in several if str(n) in one] for n in ERRORS_AFTER]
-        print(
-            f"{name:{width}}       "
-            + "".join(
-                f"{statistics.fmean(each):>14.1%}" if each else f"{'-':>14}" for each in known
-            )
-        )
-
-
-def plot(runs: dict[str, list[Run]], budget: int, out: Path) -> None:
-    """Draw the mean share of the true best after each probe, one line per strategy."""
-    rows = [
-        {
-            "strategy": name,
-            "probe": count,
-            "share": statistics.fmean(run.share_after(count) for run in of_strategy),
-        }
-        for name, of_strategy in runs.items()
-        for count in range(1, budget + 1)
-    ]
-    spec = {
-        "data": {"values": rows},
-        "mark": {"type": "line", "interpolate": "step-after"},
-        "encoding": {
-            "x": {"field": "probe", "type": "quantitative", "title": "probes"},
-            "y": {
-                "field": "share",
-                "type": "quantitative",
-                "title": "best found / true best",
-                "scale": {"zero": False},
-            },
-            "color": {"field": "strategy", "type": "nominal"},
-        },
-    }
-    out.write_bytes(picture(spec, out.suffix[1:], title="mean over problems and seeds"))
-
-
 def main() -> None:
     """Search every problem by every strategy, under every seed."""
     chosen = options()
     try:
-        found = cases(chosen.tables, chosen.least_rows, chosen.distort, unseen=chosen.unseen)
+        found = cases(chosen.tables, chosen.least_rows, unseen=chosen.unseen)
     except InvalidInput as error:
         sys.exit(f"search_efficiency: {error}")
     if not found:
@@ -236,7 +188,6 @@ def main() -> None:
             " these tables"
         )
     problems: dict[str, dict[str, Figures]] = {name: {} for name in found}
-    runs: dict[str, list[Run]] = {name: [] for name in chosen.strategies}
     for strategy in chosen.strategies:
         for name, case in found.items():
             made = [
@@ -244,18 +195,12 @@ def main() -> None:
                 for seed in range(chosen.seeds)
             ]
             problems[name][strategy] = figures(made, case, chosen.budget)
-            runs[strategy] += made
     over_all = summary(problems, chosen.strategies, chosen.budget)
     show(problems, over_all)
     if chosen.json:
-        settings = {
-            key: getattr(chosen, key)
-            for key in ("seeds", "budget", "least_rows", "stop", "distort")
-        }
+        settings = {key: getattr(chosen, key) for key in ("seeds", "budget", "least_rows", "stop")}
         told = {"settings": settings, "problems": problems, "summary": over_all}
         chosen.json.write_text(json.dumps(told, indent=1))
-    if chosen.plot:
-        plot(runs, chosen.budget, chosen.plot)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,13 @@ import numpy as np
 from frontrunner.evaluators.analytic.estimates import surely_too_large
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.tables.rows import TableProblem
-from frontrunner.results.outcome import Measurement, Outcome
+from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.search.guided.prior import Prior, prior_of
 from frontrunner.search.guided.strategy import Guided
 from frontrunner.search.spec import CampaignSpec, DeepHyperSettings
 from frontrunner.search.strategies.candidates import Listed
-from frontrunner.search.strategy import Forecaster, Strategy, Told, make_strategy
+from frontrunner.search.strategy import Evidence, Forecaster, Strategy, Told, make_strategy
+from frontrunner.search.warm_start import MOST_EVIDENCE, distance, is_close
 from frontrunner.spaces.columns import Places, RecipeColumns
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe
@@ -34,7 +35,7 @@ ERRORS_AFTER = (0, 1, 3, 5)
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A problem with its recipes, outcomes and predictions; `best` is the highest measured
-    tokens/s.
+    tokens/s, `evidence` what a warm search remembers.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Case:
     rows: int
     prior: Prior
     best: float
+    evidence: Sequence[Evidence] = ()
 
     @classmethod
     def of(
@@ -50,7 +52,7 @@ class Case:
         table: TableProblem,
         *,
         constants: Mapping[str, float] | None = None,
-        distort: str | None = None,
+        evidence: Sequence[Evidence] = (),
     ) -> Case | None:
         """None for a problem without a success; `constants` take the place of those that ship."""
         cluster = replace(
@@ -73,8 +75,9 @@ class Case:
             survey=survey,
             outcomes=outcomes,
             rows=len(table.rows),
-            prior=reversed_prior(prior) if distort == "reverse" else prior,
+            prior=prior,
             best=max(speeds),
+            evidence=evidence,
         )
 
     @classmethod
@@ -94,12 +97,25 @@ class Case:
         )
 
 
-def reversed_prior(prior: Prior) -> Prior:
-    """The same speeds in the opposite order, the slowest for the fastest recipe: a wrong model."""
-    order = np.argsort(prior.log_speed, kind="stable")
-    turned = np.empty_like(prior.log_speed)
-    turned[order] = prior.log_speed[order[::-1]]
-    return replace(prior, log_speed=turned)
+def evidence_for(target: TableProblem, problems: Iterable[TableProblem]) -> list[Evidence]:
+    """The rows of close models on at most as many devices, the nearest problems' first.
+
+    Rows that failed for an unknown reason are no evidence.
+    """
+    found = []
+    for problem in problems:
+        fewer = problem.rows[0].recipe.devices <= target.rows[0].recipe.devices
+        close = is_close(problem.problem.model, target.problem.model)
+        if problem is target or not fewer or not close:
+            continue
+        away = distance(problem.problem, target.problem)
+        for recipe, outcome in problem.outcomes().items():
+            if isinstance(outcome, Measurement) or outcome.kind is FailureKind.OUT_OF_MEMORY:
+                evidence = Evidence(
+                    problem=problem.problem, recipe=recipe, outcome=outcome, origin=problem.name
+                )
+                found.append((away, evidence))
+    return [piece for _, piece in sorted(found, key=lambda pair: pair[0])[:MOST_EVIDENCE]]
 
 
 def survey_of(recipes: Iterable[Recipe], problem: Problem) -> Survey:
@@ -133,7 +149,7 @@ class Run:
 
     `ends` is the number of probes after which the strategy's own forecast would have ended the
     search; `errors` are the mean errors of step times, of successes not probed yet, after some
-    numbers of probes and before any, and `memory_errors` those of their peaks.
+    numbers of probes and before any.
     """
 
     shares: tuple[float, ...]
@@ -141,7 +157,6 @@ class Run:
     ends: int
     ask_s: float
     errors: dict[int, tuple[float, float]]
-    memory_errors: dict[int, float]
 
     def share_after(self, probes: int) -> float:
         """The best share found within so many probes; where nothing was left before, what it ended
@@ -164,11 +179,14 @@ class Run:
 def made(name: str, case: Case, seed: int) -> Strategy:
     """A strategy over a case; those that know the model get the case's predictions.
 
-    After the name: `:pruned`, without what surely does not fit, and `:failures=mean`, a setting of
-    deephyper.
+    After the name: `:warm`, for guided, with the case's evidence; `:pruned`, without what surely
+    does not fit; and `:failures=mean`, a setting of deephyper.
     """
-    if name == "guided":
-        return Guided(case.survey, seed, case.prior)
+    if name in ("guided", "guided:warm"):
+        guided = Guided(case.survey, seed, case.prior)
+        if name == "guided:warm":
+            guided.remember(case.evidence)
+        return guided
     if name == "model-order":
         fits = case.prior.log_fill <= 0
         order = np.lexsort((np.where(fits, -case.prior.log_speed, case.prior.log_fill), ~fits))
@@ -195,18 +213,12 @@ def run_of(strategy: Strategy, case: Case, *, budget: int, stop: float) -> Run:
     best, ends = 0.0, None
     asked_for: set[Recipe] = set()
     errors: dict[int, tuple[float, float]] = {}
-    memory_errors: dict[int, float] = {}
     while len(shares) < budget:
         if (
             len(shares) in ERRORS_AFTER
             and (error := errors_of(strategy, case, asked_for)) is not None
         ):
             errors[len(shares)] = error
-        if (
-            len(shares) in ERRORS_AFTER
-            and (off := memory_error_of(strategy, case, asked_for)) is not None
-        ):
-            memory_errors[len(shares)] = off
         started = time.perf_counter()
         asked = strategy.ask(1)
         ask_s.append(time.perf_counter() - started)
@@ -226,7 +238,6 @@ def run_of(strategy: Strategy, case: Case, *, budget: int, stop: float) -> Run:
         ends=ends or len(shares),
         ask_s=statistics.fmean(ask_s or [0.0]),
         errors=errors,
-        memory_errors=memory_errors,
     )
 
 
@@ -253,27 +264,6 @@ def errors_of(strategy: Strategy, case: Case, probed: set[Recipe]) -> tuple[floa
     return now_off, cold_off
 
 
-def memory_error_of(strategy: Strategy, case: Case, probed: set[Recipe]) -> float | None:
-    """The mean error of measured peaks, of successes not probed; None for strategies that expect
-    none, or no peak.
-    """
-    if not isinstance(strategy, Guided):
-        return None
-    peaks = {
-        recipe: peak
-        for recipe, outcome in case.outcomes.items()
-        if isinstance(outcome, Measurement)
-        and recipe not in probed
-        and (peak := outcome.peak_memory_bytes_max_rank)
-    }
-    told = strategy.peak_memory_bytes() if peaks else {}
-    return (
-        statistics.fmean(abs(told[one] / peak - 1) for one, peak in peaks.items())
-        if peaks
-        else None
-    )
-
-
 def _promises_less(strategy: Strategy, stop: float) -> bool:
     outlook = strategy.outlook() if isinstance(strategy, Forecaster) else None
     return outlook is not None and outlook.expected_improvement < stop
@@ -296,11 +286,6 @@ def figures(runs: Sequence[Run], case: Case, budget: int) -> dict[str, object]:
             str(n): [statistics.fmean(each) for each in zip(*known, strict=True)]
             for n in ERRORS_AFTER
             if (known := [run.errors[n] for run in runs if n in run.errors])
-        },
-        "memory_error_after": {
-            str(n): statistics.fmean(known)
-            for n in ERRORS_AFTER
-            if (known := [run.memory_errors[n] for run in runs if n in run.memory_errors])
         },
         "failed": statistics.fmean(sum(run.failures[: run.ends]) for run in runs),
         "ends": statistics.fmean(run.ends for run in runs),

@@ -1,9 +1,13 @@
 """What choosing costs: processor time of ask and tell per trial, by strategy and number of outcomes
 told before.
 
-Run with `python benchmarks/strategy_overhead.py [--json OUT] [--only guided --told 5000]`. Every
-third outcome is an out-of-memory failure. Compare figures of one run with one another: they depend
-on the machine and on what else it does.
+    python benchmarks/strategy_overhead.py [--json OUT] [--only guided --told 5000]
+    python benchmarks/strategy_overhead.py --large-space
+
+Every third outcome is an out-of-memory failure. With --large-space the space has 17.7 million
+points, and its survey, its plan, and the start and first proposals of strategies are timed, with
+the most memory so far. Compare figures of one run with one another: they depend on the machine and
+on what else it does.
 """
 
 from __future__ import annotations
@@ -13,17 +17,21 @@ import json
 import resource
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from frontrunner.evaluators.analytic.estimates import plan
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.search.strategy import Strategy, Told, make_strategy
-from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
 
+T = TypeVar("T")
 LISTED = ("random", "exhaustive")
 GUIDED = ("guided", "deephyper", "optuna-tpe", "optuna-nsga2", "optuna-gp")
 TRIALS_TIMED = {"random": 2000, "exhaustive": 2000, "optuna-gp": 3}
@@ -140,6 +148,76 @@ def cost(name: str, survey: Survey, told_before: int) -> Cost:
     )
 
 
+def largest_space() -> tuple[Problem, Space]:
+    """A problem on 1,024 devices, and a space of 17.7 million points."""
+    model = Model(
+        name="bench",
+        layers=96,
+        hidden=12288,
+        heads=96,
+        kv_heads=96,
+        ffn_hidden=49152,
+        vocabulary=50304,
+    )
+    cluster = Cluster(
+        name="bench",
+        device="H100",
+        backend="cuda",
+        nodes=128,
+        devices_per_node=8,
+        memory_gib_per_device=80,
+        peak_tflops=ByPrecision(bf16=989),
+    )
+    problem = Problem(
+        model=model,
+        cluster=cluster,
+        sequence_length=2048,
+        global_batch=GlobalBatch(minimum=1024, maximum=1024),
+        precision="bf16",
+    )
+    space = Space(
+        tensor_parallel=(1, 2, 4, 8),
+        pipeline_parallel=(1, 2, 4, 8, 16, 32),
+        context_parallel=(1, 2, 4),
+        micro_batch_seqs=(1, 2, 4, 8),
+        devices=(256, 512, 768, 1024),
+        virtual_stages=(1, 2, 3, 4),
+        schedule=("1f1b", "gpipe", "interleaved-1f1b", "zbv"),
+        sharding=("none", "zero-1", "zero-2", "zero-3", "hybrid-8"),
+        recompute=("none", "selective", "full"),
+        sequence_parallel=(False, True),
+        compile=(False, True),
+        loss_chunks=(1, 4),
+        layer_split=("even", "balanced"),
+        rank_order=("tp-dp-pp", "tp-pp-dp"),
+        activation_offload=(False, True),
+    )
+    return problem, space
+
+
+def timed(what: str, work: Callable[[], T]) -> T:
+    """Print what some work takes, and the most memory so far."""
+    began_s = time.process_time()
+    found = work()
+    taken_s = time.process_time() - began_s
+    memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    print(f"{what:40s} {taken_s:6.2f} s of processor time, {memory_mb:6.0f} MB", flush=True)
+    return found
+
+
+def time_largest_space() -> None:
+    """Print what surveying, planning and beginning to search the largest space take."""
+    problem, space = largest_space()
+    survey = timed("survey", lambda: space.survey(problem))
+    print(f"{survey.points:,} points, {len(survey.recipes):,} legal recipes")
+    timed("plan", lambda: plan(survey.recipes, problem))
+    for name in ("guided", "random", "optuna-tpe"):
+        strategy = timed(name, lambda name=name: make_strategy(name, survey, 0))
+        for _ in range(3):
+            (recipe,) = timed("  ask", lambda strategy=strategy: strategy.ask(1))
+            strategy.tell(failed(recipe))
+
+
 def main() -> None:
     """Print the table, and write it as JSON where asked to."""
     parser = argparse.ArgumentParser(
@@ -150,7 +228,11 @@ def main() -> None:
     parser.add_argument(
         "--told", type=int, action="append", metavar="N", help="with --only: outcomes told before"
     )
+    parser.add_argument("--large-space", action="store_true", help="time a very large space")
     given = parser.parse_args()
+    if given.large_space:
+        time_largest_space()
+        return
     out: Path | None = given.json
     survey = large_survey()
     cases = [(name, count) for name in LISTED for count in (10, 1000, 10_000)]

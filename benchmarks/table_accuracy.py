@@ -4,7 +4,6 @@ fits to tables.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +44,6 @@ listed.
 """
 BEST = 5
 """The number of a problem's fastest rows that must never be refused for memory."""
-FOLDS = 5
 WORTH = 20
 SHOWN = (
     "model",
@@ -121,7 +119,7 @@ judged on.
 
 Attention as in the figures named above, a hop between nodes as in NCCL; the rest is assumed. The
 host's time: a pass of a layer of the project's own trainer takes 0.53 ms on an idle core
-(tensor_parallel_host.py; Zen 5, 4.0 GHz), and 1.84 times as long on the Zen 2 of a DGX A100 (3.4
+(measured for 0.1.0; Zen 5, 4.0 GHz), and 1.84 times as long on the Zen 2 of a DGX A100 (3.4
 GHz) by AMD's 19, 14 and 17 % per clock and generation.
 """
 
@@ -384,39 +382,6 @@ def by_trait(tables: Mapping[str, Table], trait: Callable[[Row], str]) -> dict[s
             if here.any():
                 found[name][here] = predicted(table, constants)[here]
     return found
-
-
-def by_problem(tables: Mapping[str, Table]) -> dict[str, Times]:
-    """Return step times of each problem with constants fitted to problems of all tables, but not to
-    this one.
-
-    The problems of each table are split into `FOLDS` folds; each fold is judged with constants
-    fitted to the others.
-    """
-    folds = {
-        name: dict(zip(_problems(table), itertools.cycle(range(FOLDS)), strict=False))
-        for name, table in tables.items()
-    }
-    found = {name: np.full(len(table.rows), np.nan) for name, table in tables.items()}
-    for fold in range(FOLDS):
-        inside = {
-            name: {p for p, number in dealt.items() if number == fold}
-            for name, dealt in folds.items()
-        }
-        rest = [
-            replace(table, rows=tuple(row for row in table.rows if row.problem not in inside[name]))
-            for name, table in tables.items()
-        ]
-        constants = fitted([table for table in rest if table.rows])
-        for name, table in tables.items():
-            here = np.array([row.problem in inside[name] for row in table.rows], dtype=bool)
-            if here.any():
-                found[name][here] = predicted(table, constants)[here]
-    return found
-
-
-def _problems(table: Table) -> list[str]:
-    return sorted({row.problem for row in table.rows})
 
 
 def mean(values: pd.Series | npt.NDArray[np.float64]) -> float | None:

@@ -113,12 +113,13 @@ def damaged(address: StoreAddress, finding: str) -> StoreUnusable:
     hint = "there is no backup in its folder; the file was left as it is"
     if address.path is None:
         hint = (
-            "restore a backup into another schema: frontrunner store copy BACKUP URL; the store was"
-            " left as it is"
+            "restore a backup into another schema: frontrunner store copy --store BACKUP --to URL;"
+            " the store was left as it is"
         )
     elif backup is not None:
         hint = (
-            f"restore the newest backup under another name: frontrunner store copy {backup} NEW.db"
+            "restore the newest backup under another name: frontrunner store copy"
+            f" --store {backup} --to NEW.db"
         )
     return StoreUnusable(f"{address} is damaged: {finding}", hint=hint)
 

@@ -31,7 +31,7 @@ from frontrunner.results.schema import (
     MeasurementRow,
 )
 from frontrunner.results.states import CampaignState
-from frontrunner.results.status import came_from_archive
+from frontrunner.results.status import was_copied
 from frontrunner.results.store import Store
 from frontrunner.results.transfer import TABLES, of_campaign
 from frontrunner.spaces.errors import InvalidInput
@@ -59,8 +59,8 @@ def prunable(store: Store, campaign: str | None = None) -> tuple[Prunable, ...]:
     """Return what may be removed of the named campaign, or (None) of every finished one.
 
     A folder is included only if the store holds its outcome, if it lies in a folder with the
-    campaign's name, and if a file in it names it. What came from an archive is left alone: its
-    folders are those of another store.
+    campaign's name, and if a file in it names it. The folders of a copied campaign are left
+    alone: they are those of another store.
     """
     if (
         campaign is not None
@@ -155,7 +155,7 @@ def _folders(connection: Connection, campaign_id: int, name: str) -> tuple[Path,
     """Return the run folders whose outcomes are stored, in a folder that has the name of the
     campaign's launch.
     """
-    if came_from_archive(connection, campaign_id):
+    if was_copied(connection, campaign_id):
         return ()
     spec = connection.execute(
         select(CampaignRow.spec_json).where(CampaignRow.id == campaign_id)

@@ -28,6 +28,10 @@ GROUPS = "groups"
 """Key of a problem summary: nodes, device, devices per node and price of each of the cluster's
 groups, by its name.
 """
+COPIED = "copied"
+"""Event of a campaign that was copied alone from another store; its data name store and
+campaign.
+"""
 UNARCHIVED = "unarchived"
 """Event of a campaign that came from an archive; its data name the file and its hash."""
 IMPORTED = "imported"

@@ -75,7 +75,7 @@ class DamagedCell(StoreUnusable):
         self.place = (table.__tablename__, row_id, column, why)
         super().__init__(
             f"the store is damaged: {self.finding}",
-            hint="restore a backup: frontrunner store copy BACKUP NEW.db",
+            hint="restore a backup: frontrunner store copy --store BACKUP --to NEW.db",
         )
 
 

@@ -21,7 +21,15 @@ from frontrunner.results.predictions import FORECASTS, OUTLOOK, newest_outlooks
 from frontrunner.results.process_identity import boot_id, is_on_this_host
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.ranking import RankedRecipe, best_of, gap_percent, rank
-from frontrunner.results.records import UNARCHIVED, Attempt, Campaign, Event, Trial, state_in_words
+from frontrunner.results.records import (
+    COPIED,
+    UNARCHIVED,
+    Attempt,
+    Campaign,
+    Event,
+    Trial,
+    state_in_words,
+)
 from frontrunner.results.rows import (
     MOST_BOUND,
     DamagedCell,
@@ -236,13 +244,13 @@ def last_failure(store: Store, campaign: str | None, trial_number: int) -> Failu
 def open_run_folder(store: Store, campaign: str | None, trial_number: int) -> Path | None:
     """Return the run folder of a trial's attempt that has no outcome yet; None where there is none.
 
-    An attempt in an archive names what its writer wrote: of such a campaign only those of a live
+    The attempts of a copied campaign name what another store's driver wrote: only those of a live
     driver count.
     """
     query = select(AttemptRow.run_folder).join(TrialRow, TrialRow.id == AttemptRow.trial_id)
     with store.read(campaign) as (connection, found):
         mine = [TrialRow.campaign_id == found.id, TrialRow.number == trial_number]
-        if came_from_archive(connection, found.id):
+        if was_copied(connection, found.id):
             lease = connection.execute(select(CampaignRow).where(CampaignRow.id == found.id)).one()
             if not is_held(store.database, connection, lease):
                 return None
@@ -286,8 +294,8 @@ class Appearance:
     does not.
 
     `mfu_megatron` is `standing.mfu` as Megatron-LM counts FLOPs: half of attention's, for the
-    causal mask. A campaign `is_archived` that came from an archive: its folders, data and nodes are
-    another machine's.
+    causal mask. A campaign `is_copied` that came from another store or an archive: its folders,
+    data and nodes may be another machine's.
     """
 
     campaign: Campaign
@@ -299,7 +307,7 @@ class Appearance:
     above: Neighbor | None
     below: Neighbor | None
     mfu_megatron: float | None = None
-    is_archived: bool = False
+    is_copied: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +315,7 @@ class Explanation(Displayed):
     """A recipe and its appearances: the campaign that was named, then those that measured it, the
     newest first.
 
-    What came from archives comes behind what was measured here.
+    Copied campaigns come behind those that were measured here.
     """
 
     recipe_id: str
@@ -329,7 +337,7 @@ def explain(store: Store, recipe_id: str, campaign: str | None = None) -> Explan
             connection, Trial, TrialRow.recipe_id == full_id, order=TrialRow.campaign_id.desc()
         )
         found = [_appearance(connection, trial) for trial in trials]
-    found.sort(key=lambda row: (row.campaign.id != wanted, row.standing is None, row.is_archived))
+    found.sort(key=lambda row: (row.campaign.id != wanted, row.standing is None, row.is_copied))
     if wanted not in (None, found[0].campaign.id):
         tried = ", ".join(row.campaign.name for row in found)
         raise NotFound(
@@ -355,20 +363,20 @@ def measured_with(store: Store, recipe: Recipe) -> list[Campaign]:
         return values(connection, Campaign, CampaignRow.id.in_(alike.join(StandingRow)))
 
 
-def came_from_archive(connection: Connection, campaign_id: int) -> bool:
-    """Return whether a campaign came from an archive: its folders and commands are another
-    machine's.
+def was_copied(connection: Connection, campaign_id: int) -> bool:
+    """Return whether a campaign came from another store or an archive, so that its folders and
+    commands may be those of another machine and another user.
     """
     event = select(EventRow.id).where(
-        EventRow.campaign_id == campaign_id, EventRow.kind == UNARCHIVED
+        EventRow.campaign_id == campaign_id, EventRow.kind.in_((COPIED, UNARCHIVED))
     )
     return connection.execute(event).first() is not None
 
 
-def is_archived(store: Store, campaign: Campaign) -> bool:
-    """See `came_from_archive`."""
+def is_copied(store: Store, campaign: Campaign) -> bool:
+    """See `was_copied`."""
     with store.database.read() as connection:
-        return came_from_archive(connection, campaign.id)
+        return was_copied(connection, campaign.id)
 
 
 def _complete_id(connection: Connection, prefix: str) -> str:
@@ -449,7 +457,7 @@ def _appearance(connection: Connection, trial: Trial) -> Appearance:
         ranked_recipes=connection.execute(ranked).scalar_one(),
         above=_neighbor(near[at - 1], near[at - 1], near[at]) if at else None,
         below=_neighbor(near[at + 1], near[at], near[at + 1]) if near[at + 1 :] else None,
-        is_archived=came_from_archive(connection, trial.campaign_id),
+        is_copied=was_copied(connection, trial.campaign_id),
         mfu_megatron=None if standing is None else _mfu_megatron(campaigns[0], standing.mfu),
     )
 

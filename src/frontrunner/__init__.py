@@ -25,10 +25,10 @@ if (
 __version__ = "0.1.0"
 _MODULES = {
     "api": (
-        "archive backup_store best campaigns change_budget check_store copy_store dataframe delete"
-        " explain export failures front history label launch measure pareto plot predictions"
-        " prunable prune_store rename report resume running show status step survey unarchive"
-        " upgrade_store"
+        "backup_store best campaigns change_budget check_store copy_store dataframe delete"
+        " explain export failures front history import_archive label launch measure pareto"
+        " plot predictions prunable prune_store rename report resume running show status step"
+        " survey upgrade_store"
     ),
     "exchange": "TableForm import_config import_table mirror",
     "machine": "calibrate call_ranks doctor fit_campaign fit_tables",

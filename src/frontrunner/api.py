@@ -11,7 +11,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,12 @@ from frontrunner.config.campaign import (
 from frontrunner.config.settings import run_root, store_url
 from frontrunner.config.toml_file import read_toml, value_of
 from frontrunner.recipe_actions import names_a_file, recipe_of
-from frontrunner.results import check, database, lease, pruning, schema, transfer
+from frontrunner.results import archives, check, database, lease, pruning, schema, transfer
 from frontrunner.results.check import Check
 from frontrunner.results.pruning import Prunable
 from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store, open_store
-from frontrunner.results.transfer import Archived, Copied, Unarchived
+from frontrunner.results.transfer import Copied
 from frontrunner.search import campaign_setup as setup
 from frontrunner.search.driver import Conclusion, OnDriver, run_campaign
 from frontrunner.search.listener import Listener
@@ -44,7 +43,6 @@ from frontrunner.spaces.errors import (
     require_campaign_name,
 )
 from frontrunner.spaces.space import Survey
-from frontrunner.spaces.validation import load_json
 from frontrunner.store import LocalStore, as_function, opened
 from frontrunner.views.live import notebook_listener
 
@@ -304,10 +302,32 @@ def upgrade_store(store: str | None = None) -> Upgraded:
     return Upgraded(store=found.url, before=before, now=schema.REVISION, backup=made)
 
 
-def copy_store(source: str, target: str) -> Copied:
-    """Copy every campaign of a store into a new one; a copy that fails leaves no file behind."""
-    with opened(source) as reading:
-        return transfer.copy(reading, store_url(target))
+def copy_store(
+    to: str | Path,
+    *,
+    campaign: str | None = None,
+    name: str | None = None,
+    store: str | None = None,
+) -> Copied:
+    """Copy every campaign of the store into a new store, or one `campaign` into any other store.
+
+    There the campaign keeps its name, or is called `name`. A copy that fails leaves nothing behind.
+    """
+    if campaign is None and name is not None:
+        raise bad_value("--name", name, "--campaign with it: the name of one campaign in the copy")
+    with opened(store) as source:
+        if campaign is None:
+            return transfer.copy(source, str(to))
+        return transfer.copy_campaign(source, campaign, str(to), name=name)
+
+
+def import_archive(
+    file: str | Path, *, name: str | None = None, store: str | None = None
+) -> Copied:
+    """Add the campaign of an archive, which earlier versions wrote, to the store, as `name` or
+    under its own; a damaged file leaves nothing behind.
+    """
+    return archives.import_archive(Path(file), store_url(store), name=name)
 
 
 def prunable(campaign: str | None = None, *, store: str | None = None) -> tuple[Prunable, ...]:
@@ -323,19 +343,3 @@ def prune_store(campaign: str | None = None, *, store: str | None = None) -> tup
     found = prunable(campaign, store=store)
     pruning.prune(found)
     return found
-
-
-def archive(campaign: str | None, file: str | Path, *, store: str | None = None) -> Archived:
-    """Write a campaign (None: the newest) to one portable file, for `unarchive` elsewhere."""
-    with opened(store) as found:
-        return transfer.archive(found, campaign, Path(file))
-
-
-def unarchive(file: str | Path, *, name: str | None = None, store: str | None = None) -> Unarchived:
-    """Add the campaign of an archive to the store, as `name` or under its own; a damaged file
-    leaves nothing behind.
-    """
-    if name is not None:
-        require_campaign_name("--name", name)
-    check_spec = partial(load_json, CampaignSpec, what="its spec")
-    return transfer.unarchive(Path(file), store_url(store), name=name, check_spec=check_spec)

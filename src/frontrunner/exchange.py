@@ -347,14 +347,14 @@ def _source(explanation: Explanation) -> Appearance:
     """Return where to take a recipe from: the newest campaign by our trainer, else by others, else
     not measured.
 
-    From an archive only where nothing else has measured it: scripts run what its [dispatch] says.
+    A copied campaign only where no other has measured it: scripts run what its [dispatch] says.
     """
 
     def place(found: Appearance) -> tuple[bool, bool, int, bool]:
         figures = len(FIGURES) if found.standing is None else FIGURES.index(found.campaign.figures)
         return (
             found.standing is None,
-            found.is_archived,
+            found.is_copied,
             figures,
             bool(stored_spec(found.campaign).trainer),
         )

@@ -434,7 +434,7 @@ def plan_replay(
         _refuse_recipe_of_others(found)
         ranked = [
             (
-                (one.is_archived, one.campaign.figures == "simulated"),
+                (one.is_copied, one.campaign.figures == "simulated"),
                 one.campaign,
                 one.standing.tokens_per_s,
             )

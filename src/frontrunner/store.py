@@ -282,9 +282,8 @@ class LocalStore:
             folder = (
                 None if not most_bytes else status.open_run_folder(store, record.name, trial_number)
             )
-            is_archived = status.is_archived(
-                store, record
-            )  # then the failure's path is what the archive says
+            # The failure's path is then what another store's writer said.
+            is_copied = status.is_copied(store, record)
         if folder is not None:
             log = running_trials.log_of(folder)
             found = read_end(stored_spec(record).run_folder, log, most_bytes=most_bytes)
@@ -293,7 +292,7 @@ class LocalStore:
         if failure is None:
             raise NotFound(f"trial {trial_number} of campaign {record.name} has no log to read")
         found = None
-        if most_bytes and failure.log_path is not None and not is_archived:
+        if most_bytes and failure.log_path is not None and not is_copied:
             with suppress(
                 FrontrunnerError
             ):  # an imported table has no folder, another version's may not be readable

@@ -71,7 +71,7 @@ def test_a_trainer_that_prints_its_environment_tells_nobody_but_its_own_log(
     said = [run(tmp_path, "launch", "t.toml")]
     for asked in (
         ("status",), ("failures",), ("campaigns",), ("store", "check"),
-        ("archive", "tiny", "t.jsonl"),
+        ("store", "copy", "--campaign", "tiny", "--to", "t.db"),
         ("dataframe", "--out", "t.csv"), ("store", "backup", "backup.db"),
     ):  # fmt: skip
         said.append(run(tmp_path, *asked))
@@ -79,7 +79,7 @@ def test_a_trainer_that_prints_its_environment_tells_nobody_but_its_own_log(
         assert PLANTED.decode() not in done.stdout + done.stderr, done.args
         assert "Traceback (most recent call last)" not in done.stderr
     assert "RuntimeError: cannot log in with [redacted] and [redacted]" in said[2].stdout
-    assert (tmp_path / "t.jsonl").exists()
+    assert (tmp_path / "t.db").exists()
     assert (tmp_path / "backup.db").exists()
     assert holding(tmp_path, but="command.log") == []
     for name, value in SECRETS.items():
@@ -115,8 +115,8 @@ def test_a_database_s_password_is_in_no_file_and_no_answer(
         ("launch", "t.toml"),
         ("status",),
         ("best",),
-        ("archive", "tiny", "t.jsonl"),
-        ("store", "copy", url, "c.db"),
+        ("store", "copy", "--campaign", "tiny", "--to", "t.db"),
+        ("store", "copy", "--to", "c.db"),
     )
     for arguments in asked:
         done = run(tmp_path, *arguments, FRONTRUNNER_STORE=url)

@@ -1,5 +1,5 @@
-"""Backups, copies, archives and pruning: what is kept is all of it, and what is refused leaves
-nothing behind.
+"""Backups, copies, imported archives and pruning: what is kept is all of it, and what is refused
+leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,22 +19,28 @@ import pytest
 from sqlalchemy import select
 
 from frontrunner import (
-    archive,
     backup_store,
+    best,
     campaigns,
     check_store,
     copy_store,
+    dataframe,
     delete,
+    failures,
+    import_archive,
+    label,
     prunable,
     prune_store,
     rename,
-    unarchive,
+    show,
 )  # fmt: skip
-from frontrunner.results.records import Campaign, Trial
+from frontrunner.results import transfer
+from frontrunner.results.address import parse_address
+from frontrunner.results.archives import END, Chain
+from frontrunner.results.records import COPIED, Campaign, Labels, Trial
 from frontrunner.results.schema import Base, recipe_to_json
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
-from frontrunner.results.transfer import END, Chain
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import canonical_json, recipe_id
@@ -42,10 +48,13 @@ from frontrunner.spaces.errors import (
     AlreadyDriven,
     FrontrunnerError,
     InvalidInput,
+    NameTaken,
     NotFound,
     StoreUnusable,
 )
 from frontrunner.spaces.validation import dump_json
+from frontrunner.store import LocalStore
+from frontrunner.text import as_plain
 from support.campaigns import spec_of, tiny
 from support.limits import fill, small_disk
 from support.postgresql import Server
@@ -184,8 +193,8 @@ class TestBackup:
         damaged = (tmp_path / "store.db").read_bytes()
         with pytest.raises(StoreUnusable, match="is damaged") as refused:
             open_store(url)
-        assert f"frontrunner store copy {newest} NEW.db" in str(refused.value.hint)
-        copy_store(str(newest), str(tmp_path / "NEW.db"))
+        assert f"frontrunner store copy --store {newest} --to NEW.db" in str(refused.value.hint)
+        copy_store(tmp_path / "NEW.db", store=str(newest))
         assert content(str(tmp_path / "NEW.db")) == expected
         assert (tmp_path / "store.db").read_bytes() == damaged
 
@@ -216,16 +225,16 @@ class TestCopy:
         first = made(str(tmp_path / "first.db"))
         made(first, name="second")
         there, back = postgresql_server.new_store(), str(tmp_path / "back.db")
-        done = copy_store(first, there)
+        done = copy_store(there, store=first)
         assert (done.campaigns, done.rows["attempts"]) == (2, 6)
-        copy_store(there, back)
+        copy_store(back, store=there)
         with open_store(first) as one, open_store(there) as two, open_store(back) as three:
             assert tables(one) == tables(two) == tables(three)
         assert check_store(there).findings == check_store(back).findings == ()
 
     def test_the_copy_takes_new_rows(self, fresh: Callable[[], str]) -> None:
         source, target = made(fresh()), fresh()
-        copy_store(source, target)
+        copy_store(target, store=source)
         made(target, name="later")
         assert check_store(target).findings == ()
         assert content(target) == content(source)
@@ -233,12 +242,12 @@ class TestCopy:
     def test_a_driven_campaign_and_a_store_with_campaigns_are_refused(self, tmp_path: Path) -> None:
         driven = made(str(tmp_path / "driven.db"), state=CampaignState.RUNNING)
         with pytest.raises(AlreadyDriven, match="kept is driven by"):
-            copy_store(driven, str(tmp_path / "new.db"))
+            copy_store(tmp_path / "new.db", store=driven)
         assert not (tmp_path / "new.db").exists()
         full = made(str(tmp_path / "full.db"))
         before = content(full)
         with pytest.raises(InvalidInput, match="holds campaigns already"):
-            copy_store(made(str(tmp_path / "source.db"), name="other"), full)
+            copy_store(full, store=made(str(tmp_path / "source.db"), name="other"))
         assert content(full) == before
 
     def test_a_copy_that_fails_names_the_source_and_leaves_nothing(
@@ -252,12 +261,12 @@ class TestCopy:
         with pytest.raises(
             StoreUnusable, match=r"broken\.db holds rows of failures that no store can hold"
         ) as refused:
-            copy_store(source, target)
+            copy_store(target, store=source)
         assert f"frontrunner store check --store {source}" in str(refused.value.hint)
         assert set(tmp_path.iterdir()) == beside
         with closing(sqlite3.connect(source)) as connection, connection:
             connection.execute("UPDATE failures SET kind = 'crashed'")
-        copy_store(source, target)
+        copy_store(target, store=source)
         assert without_ids(content(target)) == without_ids(expected)
 
     def test_a_target_on_a_full_disk_is_not_left_there(self, tmp_path: Path) -> None:
@@ -265,7 +274,7 @@ class TestCopy:
         with small_disk(tmp_path / "small", mib=1) as disk:
             fill(disk, leave_bytes=16_384)
             with pytest.raises(StoreUnusable, match=r"small/new\.db cannot be written"):
-                copy_store(source, str(disk / "new.db"))
+                copy_store(disk / "new.db", store=source)
             assert [path.name for path in disk.iterdir()] == ["ballast"]
 
     def test_a_damaged_source_is_blamed_and_not_the_target(self, tmp_path: Path) -> None:
@@ -279,19 +288,8 @@ class TestCopy:
             file.seek((page - 1) * size)
             file.write(b"\xa5" * size)
         with pytest.raises(StoreUnusable, match=r"source\.db is damaged"):
-            copy_store(source, str(target))
+            copy_store(target, store=source)
         assert not target.exists()
-
-
-def test_an_archive_on_a_full_disk_is_told_with_its_name(tmp_path: Path) -> None:
-    url = made(str(tmp_path / "store.db"))
-    with small_disk(tmp_path / "small", mib=1) as disk:
-        fill(disk)
-        with pytest.raises(
-            InvalidInput, match=r"small/kept\.jsonl cannot be written: No space left on device"
-        ):
-            archive("kept", disk / "kept.jsonl", store=url)
-        assert [path.name for path in disk.iterdir()] == ["ballast"]
 
 
 @pytest.mark.skipif(
@@ -299,7 +297,7 @@ def test_an_archive_on_a_full_disk_is_told_with_its_name(tmp_path: Path) -> None
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="/proc/self/mem cannot be read: Input/output error"):
-        unarchive("/proc/self/mem", store=str(tmp_path / "store.db"))
+        import_archive("/proc/self/mem", store=str(tmp_path / "store.db"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -322,62 +320,153 @@ def without_ids(found: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-class TestArchive:
-    def test_another_site_reads_what_this_one_wrote(
+NUMBERS = {"id", "campaign_id", "trial_id", "provenance_id", "is_copied"}
+"""What differs between a campaign and its copy: the numbers of rows, and that it is a copy."""
+
+
+def answers(url: str, name: str) -> list[object]:
+    """What commands say of a campaign, but for `NUMBERS`."""
+    ranking = best(name, store=url)
+    shown = [show(row.recipe_id, campaign=name, store=url).appearances[0] for row in ranking]
+    said = as_plain([ranking, shown, failures(name, store=url), label(name, store=url)])
+    return [without_numbers(said), dataframe(name, store=url).to_csv()]
+
+
+def without_numbers(said: Any) -> Any:
+    if isinstance(said, dict):
+        return {key: without_numbers(said[key]) for key in said.keys() - NUMBERS}
+    return [without_numbers(part) for part in said] if isinstance(said, list) else said
+
+
+class TestCopyOfACampaign:
+    def test_it_is_equal_in_every_answer_there_and_back(
         self, fresh: Callable[[], str], tmp_path: Path
     ) -> None:
-        here, there, file = made(fresh()), made(fresh(), name="theirs"), tmp_path / "kept.jsonl"
-        written = archive("kept", file, store=here)
-        done = unarchive(file, store=there)
-        assert (done.rows, done.sha256) == (written.rows, written.sha256)
+        here, there, back = made(fresh()), str(tmp_path / "kept.db"), made(fresh(), name="theirs")
+        copy_store(here, campaign="theirs", store=back)
+        label("kept", tags=("paper",), note="first", store=here)
+        done = copy_store(there, campaign="kept", store=here)
+        assert parse_address(here).url == parse_address(done.source).url
+        assert (done.campaigns, done.rows["attempts"], done.rows["labels"]) == (1, 3, 1)
+        copy_store(back, campaign="kept", store=there)
         *before, told_here = without_ids(content(here))
-        *after, told_there = without_ids(content(there))
-        assert after == before
-        assert told_there[:-1] == told_here
-        assert told_there[-1][1:] == (
-            "unarchived",
-            {"file": "kept.jsonl", "sha256": done.sha256, "attempts": 3, "user": getpass.getuser()},
-        )
-        assert check_store(there).findings == ()
+        for url, origins in ((there, [done.source]), (back, [done.source, there])):
+            *after, told = without_ids(content(url))
+            assert after == before
+            assert told[: len(told_here)] == told_here
+            more = [(kind, data) for _, kind, data in told[len(told_here) :]]
+            about = {"campaign": "kept", "attempts": 3, "user": getpass.getuser()}
+            assert more == [(COPIED, {**about, "store": origin}) for origin in origins]
+            assert answers(url, "kept") == answers(here, "kept")
+            assert label("kept", store=url) == Labels(tags=("paper",), note="first")
+            assert check_store(url).findings == ()
+        compared = [LocalStore(url).compare(["kept", "theirs"]) for url in (here, back)]
+        first, second = (without_numbers(as_plain(comparison)) for comparison in compared)
+        assert first == second
 
     def test_a_taken_name_needs_another(self, tmp_path: Path) -> None:
-        url, file = made(str(tmp_path / "store.db")), tmp_path / "kept.jsonl"
-        archive(None, file, store=url)
-        with pytest.raises(InvalidInput, match="exists already"):
-            unarchive(file, store=url)
-        assert unarchive(file, name="twin", store=url).campaign == "twin"
+        url = made(str(tmp_path / "store.db"))
+        with pytest.raises(NameTaken, match="kept' exists already") as refused:
+            copy_store(url, campaign="kept", store=url)
+        assert "give another with --name" in str(refused.value.hint)
+        copy_store(url, campaign="kept", name="twin", store=url)
         *twin, _ = without_ids(content(url, "twin"))
         *kept, _ = without_ids(content(url))
         assert twin == kept
+        with pytest.raises(InvalidInput, match='--name = "A b"'):
+            copy_store(url, campaign="kept", name="A b", store=url)
 
-    def test_a_driven_campaign_or_a_file_that_exists_is_refused(self, tmp_path: Path) -> None:
+    def test_a_driven_campaign_is_refused_and_others_of_its_store_are_not(
+        self, tmp_path: Path
+    ) -> None:
         url = made(str(tmp_path / "store.db"), state=CampaignState.RUNNING)
-        with pytest.raises(AlreadyDriven):
-            archive("kept", tmp_path / "kept.jsonl", store=url)
-        (tmp_path / "mine").write_text("mine")
-        with pytest.raises(InvalidInput, match="exists already"):
-            archive("kept", tmp_path / "mine", store=url)
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "store.db"]
+        made(url, name="done")
+        with pytest.raises(AlreadyDriven, match="kept is driven by"):
+            copy_store(tmp_path / "new.db", campaign="kept", store=url)
+        with pytest.raises(NotFound, match="no campaign 'dune'"):
+            copy_store(tmp_path / "new.db", campaign="dune", store=url)
+        assert not (tmp_path / "new.db").exists()
+        copy_store(tmp_path / "new.db", campaign="done", store=url)
+        assert [campaign.name for campaign in campaigns(store=str(tmp_path / "new.db"))] == ["done"]
+
+    def test_an_interrupted_copy_leaves_nothing(
+        self, fresh: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source, target = made(str(tmp_path / "store.db")), made(fresh(), name="theirs")
+        with open_store(target) as store:
+            before = tables(store)
+        rows_of = transfer._rows_of
+
+        def interrupted(store: Store, *of: Any) -> Iterator[Any]:
+            for table, batch in rows_of(store, *of):
+                if table.name == "attempts" and store.url != source:
+                    raise KeyboardInterrupt
+                yield table, batch
+
+        monkeypatch.setattr(transfer, "_rows_of", interrupted)
+        for to in (target, str(tmp_path / "new.db")):
+            with pytest.raises(KeyboardInterrupt):
+                copy_store(to, campaign="kept", store=source)
+        with open_store(target) as store:
+            assert tables(store) == before
+        assert not (tmp_path / "new.db").exists()
+        monkeypatch.undo()
+        copy_store(target, campaign="kept", store=source)
+        assert without_ids(content(target))[:-1] == without_ids(content(source))[:-1]
+
+    def test_a_campaign_that_contradicts_itself_is_refused(self, tmp_path: Path) -> None:
+        source, target = made(str(tmp_path / "a.db")), made(str(tmp_path / "b.db"), name="theirs")
+        with closing(sqlite3.connect(source)) as connection, connection:
+            connection.execute("UPDATE standings SET tokens_per_s = 1e9")
+        with pytest.raises(InvalidInput, match=r"a\.db does not hold .*a standing pools its"):
+            copy_store(target, campaign="kept", store=source)
+        assert [campaign.name for campaign in campaigns(store=target)] == ["theirs"]
 
 
-def test_what_an_archive_says_of_a_driver_holds_nothing(archived: Path, tmp_path: Path) -> None:
-    """As the archive of a campaign whose driver was killed, and as one that somebody made."""
-    driven = {
-        "driver_host": "elsewhere",
-        "driver_pid": 1,
-        "driven_since": "2026-03-01T12:00:00.000000+00:00",
-    }
-    forged = of_kind(
-        "campaigns", state="running", lease_until="9999-12-31T23:59:59.000000+00:00", **driven
-    )
-    file, target = tmp_path / "forged.jsonl", str(tmp_path / "target.db")
-    file.write_bytes(b"".join(forged(archived.read_bytes().splitlines(keepends=True))))
-    unarchive(file, store=target)
-    with open_store(target) as store:
-        found = store.campaign("kept")
-        assert (found.state, found.driver) == (CampaignState.STOPPED, None)
-        store.acquire_lease(found.id, host="another", pid=1)
-    assert check_store(target).findings == ()
+ARCHIVES = Path(__file__).parent.parent / "stores"
+"""Archives that the last version with `frontrunner archive` wrote: of a campaign like `made`'s, and
+of a store of the first revision whose driver was killed.
+"""
+
+
+class TestImportOfAnArchive:
+    def test_it_is_the_campaign_that_was_archived(self, fresh: Callable[[], str]) -> None:
+        file, target = ARCHIVES / "archive.jsonl", made(fresh(), name="theirs")
+        done = import_archive(file, store=target)
+        assert (done.campaigns, done.rows["attempts"]) == (1, 3)
+        *_, told = without_ids(content(target))
+        sha256 = json.loads(file.read_bytes().splitlines()[-1])["sha256"]
+        assert told[-1][1:] == (
+            "unarchived",
+            {
+                "file": "archive.jsonl",
+                "sha256": sha256,
+                "attempts": 3,
+                "user": getpass.getuser(),
+            },
+        )
+        alike = made(fresh())
+        assert without_ids(content(target))[1:3] == without_ids(content(alike))[1:3]
+        assert check_store(target).findings == ()
+
+    def test_a_taken_name_needs_another(self, tmp_path: Path) -> None:
+        url = made(str(tmp_path / "store.db"))
+        with pytest.raises(NameTaken, match="exists already"):
+            import_archive(ARCHIVES / "archive.jsonl", store=url)
+        import_archive(ARCHIVES / "archive.jsonl", name="twin", store=url)
+        assert [campaign.name for campaign in campaigns(store=url)] == ["twin", "kept"]
+
+    def test_one_of_the_first_revision_is_read_and_its_driver_holds_nothing(
+        self, tmp_path: Path
+    ) -> None:
+        target = str(tmp_path / "target.db")
+        import_archive(ARCHIVES / "archive-running.jsonl", store=target)
+        with open_store(target) as store:
+            found = store.campaign("kept")
+            assert (found.state, found.driver) == (CampaignState.STOPPED, None)
+            assert found.state_reason == "its driver ended elsewhere"
+            store.acquire_lease(found.id, host="another", pid=1)
+        assert check_store(target).findings == ()
 
 
 def changed_at(
@@ -441,15 +530,15 @@ DAMAGE: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     ),
     "nothing for a text": (
         of_kind("trials", recipe_id=None),
-        r"line 5: to 6 cannot be rows of trials: NOT NULL",
+        r"line 5: it cannot be a row of trials: NOT NULL",
     ),
     "a reference to nobody": (
         of_kind("attempts", trial_id=77),
-        r"line 7: .*rows of attempts: FOREIGN KEY",
+        r"line 7: .*a row of attempts: FOREIGN KEY",
     ),
     "a state of no kind": (
         of_kind("trials", state="asleep"),
-        r"line 5: .*rows of trials: CHECK .*state_known",
+        r"line 5: .*a row of trials: CHECK .*state_known",
     ),
     "another recipe under its id": (
         of_kind("trials", recipe_json=recipe_to_json(replace(RECIPE, micro_batch_seqs=8))),
@@ -462,10 +551,6 @@ DAMAGE: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "a time of another zone": (
         of_kind("campaigns", updated_at="2026-03-01T13:00:00.000000+01:00"),
         "expected a time in UTC",
-    ),
-    "a spec of another kind": (
-        of_kind("campaigns", spec_json='{"a": 1}'),
-        "line 2: this version cannot read its spec",
     ),
     "a name with a path": (of_kind("campaigns", name="../x"), 'column "name", why'),
     "an outcome too many": (
@@ -486,15 +571,16 @@ DAMAGE: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
 
 @pytest.mark.parametrize("case", DAMAGE)
 def test_a_damaged_or_foreign_archive_is_refused_by_its_line_and_nothing_is_written(
-    case: str, archived: Path, tmp_path: Path
+    case: str, filled: Path, tmp_path: Path
 ) -> None:
     change, message = DAMAGE[case]
+    lines = (ARCHIVES / "archive.jsonl").read_bytes().splitlines(keepends=True)
     file, target = tmp_path / "bad.jsonl", tmp_path / "target.db"
-    file.write_bytes(b"".join(change(archived.read_bytes().splitlines(keepends=True))))
-    shutil.copy(archived.with_name("full.db"), target)
+    file.write_bytes(b"".join(change(lines)))
+    shutil.copy(filled, target)
     before = target.read_bytes()
     with pytest.raises(FrontrunnerError, match=message) as refused:
-        unarchive(file, store=str(target))
+        import_archive(file, store=str(target))
     assert refused.value.exit_code in (2, 4)
     assert len(str(refused.value)) < 500
     with open_store(str(target), read_only=True) as store:
@@ -503,12 +589,9 @@ def test_a_damaged_or_foreign_archive_is_refused_by_its_line_and_nothing_is_writ
 
 
 @pytest.fixture(scope="module")
-def archived(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An archive, and beside it a store with another campaign."""
-    folder = tmp_path_factory.mktemp("archived")
-    archive("kept", folder / "kept.jsonl", store=made(str(folder / "store.db")))
-    made(str(folder / "full.db"), name="theirs")
-    return folder / "kept.jsonl"
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with another campaign."""
+    return Path(made(str(tmp_path_factory.mktemp("filled") / "full.db"), name="theirs"))
 
 
 class TestPrune:
@@ -631,7 +714,7 @@ class TestPrune:
         assert not found.folders[0].exists()
         assert (folders / "halted" / "00002.1").exists(), "whose outcome the store did not hold"
 
-    def test_what_an_archive_names_is_not_touched(self, tmp_path: Path) -> None:
+    def test_what_a_copied_campaign_names_is_not_touched(self, tmp_path: Path) -> None:
         here, there, runs = str(tmp_path / "here.db"), str(tmp_path / "there.db"), tmp_path / "kept"
         made(here)
         for number in (1, 2, 3):
@@ -640,8 +723,7 @@ class TestPrune:
                 connection.execute(
                     "UPDATE attempts SET run_folder = ? WHERE id = ?", (str(folder), number)
                 )
-        archive("kept", tmp_path / "first.jsonl", store=here)
-        unarchive(tmp_path / "first.jsonl", store=there)
+        copy_store(there, campaign="kept", store=here)
         assert prunable(store=there) == ()
         assert [len(part.folders) for part in prunable(store=here)] == [3]
 

@@ -102,6 +102,9 @@ def test_hints_name_the_store_or_the_service_that_was_given(option_name: str) ->
             located("`frontrunner show 01` says why") == f"`frontrunner show 01{option}` says why"
         )
         assert located("frontrunner import-config x") == "frontrunner import-config x"
+        assert (
+            located(f"frontrunner best --{option_name} c") == f"frontrunner best --{option_name} c"
+        )
         after = option if option_name == "store" else "  # where the store is"
         assert (
             located("frontrunner resume c --take-over")
@@ -206,7 +209,12 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
         2,
         r"no command 'store chekc'\nhint: did you mean 'check'\?",
     ),
-    "no archive": (["unarchive", "none.jsonl"], 2, r"no archive at none\.jsonl"),
+    "no archive": (["store", "import-archive", "none.jsonl"], 2, r"no archive at none\.jsonl"),
+    "a name for all campaigns": (
+        ["store", "copy", "--to", "new.db", "--name", "other"],
+        2,
+        '--name = "other": expected --campaign with it',
+    ),
     "a server that is not there": (
         ["best", "--store", "postgresql+psycopg://me:hush@127.0.0.1:1/d"],
         4,
@@ -384,7 +392,7 @@ def test_the_version_is_the_package_s(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [*COMMANDS, *(f"store {part}" for part in ("check", "backup", "upgrade", "copy", "prune"))],
+    [*COMMANDS, *(f"store {part}" for part in store.commands)],
 )
 def test_help_fits_a_screen_and_has_examples(
     command: str, capsys: pytest.CaptureFixture[str]

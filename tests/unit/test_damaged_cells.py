@@ -153,7 +153,7 @@ def refusals(store: Store, path: Path) -> dict[str, str]:
         except StoreUnusable as error:
             named = store.damaged(error) if isinstance(error, DamagedCell) else error
             assert named.hint is not None
-            assert named.hint.endswith(f"frontrunner store copy {path.parent / BACKUP} NEW.db")
+            assert named.hint.endswith(f"store copy --store {path.parent / BACKUP} --to NEW.db")
             said[name] = named.message
     return said
 

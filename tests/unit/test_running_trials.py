@@ -15,7 +15,7 @@ import pytest
 
 import frontrunner
 from frontrunner.results.predictions import PROPOSED, Expected
-from frontrunner.results.records import UNARCHIVED
+from frontrunner.results.records import COPIED
 from frontrunner.results.store import open_store
 from frontrunner.running_trials import Running, log_end, running, why_chosen
 from frontrunner.server.auth import Role
@@ -149,10 +149,10 @@ def test_operators_alone_read_the_log_of_a_probe_that_runs(tmp_path: Path) -> No
         assert all("step 1 of at most" in page for page in pages)
 
 
-def test_of_a_resumed_archive_only_the_logs_of_its_live_driver_are_read(tmp_path: Path) -> None:
+def test_log_of_a_resumed_copy_is_read_only_where_its_live_driver_runs(tmp_path: Path) -> None:
     local = LocalStore(str(tmp_path / "store.db"))
     with driven(tmp_path, "wide") as campaign, open_store(local.url) as store:
-        campaign.writer.event(UNARCHIVED, file="a.jsonl")
+        campaign.writer.event(COPIED, store="a.db", campaign="wide")
         write_steps(campaign.begin(), 1)
         assert local.log("wide", 1).endswith("rank 0 says 40\n")
         lease = store.acquire_lease(
@@ -162,7 +162,7 @@ def test_of_a_resumed_archive_only_the_logs_of_its_live_driver_are_read(tmp_path
         write_steps(campaign.begin(), 2)
         assert local.log("wide", 2).endswith("rank 0 says 41\n")
         with pytest.raises(NotFound, match="no log to read"):
-            local.log("wide", 1)  # as one that was open in the archive
+            local.log("wide", 1)  # as one that was open in the other store
     with pytest.raises(NotFound, match="no log to read"):
         local.log("wide", 2)
 

@@ -62,7 +62,7 @@ RUN_HERE = {
 }
 WRITING = {"import_table", "TableForm", "mirror", "fit_campaign", "fit_tables", "plan_replay"}
 KEEPING = {
-    "archive", "backup_store", "check_store", "copy_store", "prunable", "prune_store", "unarchive",
+    "backup_store", "check_store", "copy_store", "import_archive", "prunable", "prune_store",
     "upgrade_store",
 }  # fmt: skip
 """Done by whoever keeps the store, where it lies."""
@@ -105,8 +105,6 @@ COMMANDS_WITHOUT_A_SERVICE = {
         "import",
         "store",
         "users",
-        "archive",
-        "unarchive",
     ),  # measure it, or keep its stores
 }
 SECRET = "hunter2-is-no-secret"
@@ -471,7 +469,7 @@ def test_what_commands_and_nodes_are_given_is_not_told(tmp_path: Path) -> None:
     assert known.command.environment == {"API": REDACTED}
 
 
-def test_a_stranger_s_archive_stands_behind_what_was_measured_here(tmp_path: Path) -> None:
+def test_a_stranger_s_campaign_stands_behind_what_was_measured_here(tmp_path: Path) -> None:
     """Its [dispatch] would be lines of a script, its paths those of files here."""
     spec = spec_of(tiny(), tmp_path)
     recipes, evil = spec.survey().recipes[:2], json.loads(dump_json(spec))
@@ -506,10 +504,9 @@ def test_a_stranger_s_archive_stands_behind_what_was_measured_here(tmp_path: Pat
                 )
             writer.release(CampaignState.FINISHED, reason="")
     here = str(tmp_path / "here" / "store.db")
-    frontrunner.archive("app", tmp_path / "app.jsonl", store=str(tmp_path / "there" / "store.db"))
-    frontrunner.unarchive(tmp_path / "app.jsonl", store=here)
+    frontrunner.copy_store(here, campaign="app", store=str(tmp_path / "there" / "store.db"))
     shown = frontrunner.show(identity, store=here)
-    assert [(one.campaign.name, one.is_archived) for one in shown.appearances] == [
+    assert [(one.campaign.name, one.is_copied) for one in shown.appearances] == [
         ("own", False),
         ("app", True),
     ]
@@ -517,7 +514,7 @@ def test_a_stranger_s_archive_stands_behind_what_was_measured_here(tmp_path: Pat
     assert LocalStore(here).log("app", 2) == "kept"
     with browser(settings(tmp_path / "here")) as service:
         team = remote(service, tokens_of(settings(tmp_path / "here")).operator)
-        with pytest.raises(Forbidden, match="campaign app came from an archive"):
+        with pytest.raises(Forbidden, match="campaign app was copied from another store"):
             team.resume("app")
 
 

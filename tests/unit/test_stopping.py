@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from frontrunner.results.prior_results import REUSED
-from frontrunner.results.records import IMPORTED, UNARCHIVED
+from frontrunner.results.records import COPIED, IMPORTED, UNARCHIVED
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import (
     IN_A_ROW,
@@ -157,6 +157,11 @@ def test_an_end_that_the_command_reports_is_printed_once(
             UNARCHIVED,
             {"attempts": 4, "file": "a.jsonl", "sha256": "0f"},
             "unarchived from a.jsonl; attempts: 4",
+        ),
+        (
+            COPIED,
+            {"attempts": 4, "campaign": "a", "store": "/a.db", "user": "me"},
+            "copied from campaign a of /a.db; attempts: 4",
         ),
     ],
 )

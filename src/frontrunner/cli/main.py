@@ -52,8 +52,6 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "rename": ("maintain:rename", "Give a campaign another name."),
         "label": ("maintain:label", "Tag a campaign, note something, or hide it."),
         "delete": ("maintain:delete", "Delete a campaign, with its outcomes."),
-        "archive": ("maintain:archive", "Write a campaign as one portable file."),
-        "unarchive": ("maintain:unarchive", "Add an archived campaign to the store."),
     },
     "Query": {
         "best": ("query:best", "Print the ranking of a campaign's recipes."),

@@ -1,6 +1,4 @@
-"""Commands that maintain stores, and exchange recipes and measurements: store, archive, export,
-import.
-"""
+"""Commands that maintain stores, and exchange recipes and measurements: store, export, import."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from frontrunner.exchange import Import
 from frontrunner.recipe_actions import names_a_file
 from frontrunner.results.pruning import Deleted
 from frontrunner.results.records import Labels
-from frontrunner.results.transfer import Archived, Copied, Unarchived
+from frontrunner.results.transfer import Copied
 from frontrunner.spaces.errors import NothingLegal, StoreUnusable, bad_value, did_you_mean, writing
 from frontrunner.store import LocalStore
 from frontrunner.text import counted, plain
@@ -84,22 +82,43 @@ def upgrade(store: str | None) -> None:
     )
 
 
-@store.command(short_help="Copy every campaign into a new store.")
-@click.argument("source", metavar="FROM")
-@click.argument("target", metavar="TO")
-@opt.prints(
-    lambda done: click.echo(
+def print_copied(done: Copied) -> None:
+    """Print where from and to campaigns were copied, and how many rows they have."""
+    click.echo(
         f"{plain(done.source)} -> {plain(done.target)}: {counted(done.campaigns, 'campaign')}, "
         f"{counted(sum(done.rows.values()), 'row')}"
     )
-)
-def copy(source: str, target: str) -> Copied:
-    """Copy every campaign of the store FROM into TO, a new store in the same or another kind of
-    database.
 
-    It also restores a backup, to a new name.
+
+@store.command(short_help="Copy one campaign, or all, into another store.")
+@click.option("--to", required=True, metavar="STORE", help="File or URL of the store to copy to.")
+@click.option(
+    "--campaign", metavar="NAME", help="The campaign to copy [default: all, into a new store]."
+)
+@click.option("--name", help="The campaign's name in the other store [default: its own].")
+@opt.store_option
+@opt.prints(print_copied)
+def copy(to: str, campaign: str | None, name: str | None, store: str | None) -> Copied:
+    """Copy one campaign of the store into another store, or every campaign into a new one.
+
+    The stores may be of different kinds: an SQLite file, or a PostgreSQL database by its URL. A
+    campaign is copied with everything that belongs to it but its run folders, and refused while a
+    driver holds it. A copy of all campaigns also restores a backup, to a new name.
     """
-    return api.copy_store(source, target)
+    return api.copy_store(to, campaign=campaign, name=name, store=store)
+
+
+@store.command("import-archive", short_help="Add a campaign that an earlier version archived.")
+@click.argument("file", type=opt.FILE)
+@click.option("--name", help="The campaign's name here [default: its own].")
+@opt.store_option
+@opt.prints(print_copied)
+def import_archive(file: Path, name: str | None, store: str | None) -> Copied:
+    """Add the campaign in FILE, an archive of an earlier version, to the store.
+
+    A damaged or truncated file is refused with the line named, and nothing is written.
+    """
+    return api.import_archive(file, name=name, store=store)
 
 
 @store.command(short_help="List or remove run folders that nothing needs.")
@@ -180,39 +199,6 @@ def delete(campaign: str, backend: Backend, *, yes: bool) -> Deleted:
     Refused while a driver holds it. Other campaigns keep what they took over from it.
     """
     return backend.delete(campaign, preview=not yes)
-
-
-@click.command()
-@click.argument("campaign")
-@click.argument("file", type=opt.FILE)
-@opt.store_option
-@opt.prints(
-    lambda done: click.echo(
-        f"{done.file}: campaign {done.campaign}, {done.rows:,} rows, sha256 {done.sha256[:12]}"
-    )
-)
-def archive(campaign: str, file: Path, store: str | None) -> Archived:
-    """Write CAMPAIGN, with every outcome and event, to FILE, one portable file that `unarchive`
-    reads elsewhere.
-    """
-    return api.archive(campaign, file, store=store)
-
-
-@click.command()
-@click.argument("file", type=opt.FILE)
-@click.option("--name", help="The campaign's name here [default: its own].")
-@opt.store_option
-@opt.prints(
-    lambda it: click.echo(
-        f"{plain(it.store)}: campaign {it.campaign}, {it.rows:,} rows from {it.file}"
-    )
-)
-def unarchive(file: Path, name: str | None, store: str | None) -> Unarchived:
-    """Add the campaign in FILE, which `archive` wrote, to the store.
-
-    A damaged or truncated file is refused with the line named, and nothing is written.
-    """
-    return api.unarchive(file, name=name, store=store)
 
 
 @click.command()

@@ -21,9 +21,10 @@ BY_SERVER = (
 )
 BY_SERVER += "|export|budget|rename|label|delete|mcp"
 BY_STORE = (
-    f"{BY_SERVER}|launch|resume|measure|sweep|scale|replay|profile|dryrun|archive|unarchive|import"
+    f"{BY_SERVER}|launch|resume|measure|sweep|scale|replay|profile|dryrun|import|calibrate|doctor"
 )
-BY_STORE += "|calibrate|doctor|serve|store check|store backup|store upgrade|store prune"
+BY_STORE += "|serve|store check|store backup|store upgrade|store copy|store prune"
+BY_STORE += "|store import-archive"
 BY_SERVER += "|users add|users list|users remove"
 """Commands with --server, and with --store."""
 AT_HAND = "frontrunner.at-hand."
@@ -69,7 +70,7 @@ def located(text: str) -> str:
             rf"frontrunner ({BY_SERVER if name == 'server' else BY_STORE})(?![\w-])", command
         ):
             return f"{command}  # where the store is" if name == "server" else command
-        return command if option in command else command + option
+        return command if f" --{name} " in command else command + option
 
     return _runnable(
         re.sub(rf"frontrunner ({BY_STORE}|{BY_SERVER})(?![\w-])([^`,;#()]*[^`,;#()\s])?", add, text)

@@ -33,7 +33,7 @@ from frontrunner.evaluators.trainer.job import complete_steps
 from frontrunner.results.process_identity import USER_VARIABLE, acting_user
 from frontrunner.results.records import utc_now
 from frontrunner.results.redaction import without_secrets
-from frontrunner.results.status import ActiveDriver, active_drivers, is_archived
+from frontrunner.results.status import ActiveDriver, active_drivers, is_copied
 from frontrunner.results.store import Store
 from frontrunner.search.budget import REQUESTED
 from frontrunner.server.auth import TOKEN_VARIABLE, Role
@@ -142,14 +142,15 @@ class Drivers:
     def resume(self, campaign: str) -> dict[str, Any]:
         """Start a driver that continues a campaign; raise `Conflict` where another one drives it.
 
-        One that came from an archive may hold commands of strangers: raise `Forbidden`.
+        A copied campaign may hold commands of strangers: raise `Forbidden`.
         """
         record = self._store.campaign(campaign)
         name = record.name
-        if is_archived(self._store, record):
+        if is_copied(self._store, record):
             hint = f"whoever runs the service may, by the command line: frontrunner resume {name}"
             raise Forbidden(
-                f"campaign {name} came from an archive: no request runs what it says", hint=hint
+                f"campaign {name} was copied from another store: no request runs what it says",
+                hint=hint,
             )
         with self._starting:
             seen = self._holder(name)

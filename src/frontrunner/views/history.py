@@ -8,7 +8,7 @@ from operator import attrgetter
 from frontrunner.results.nodes import AWAITED, CHECKED, SET_ASIDE, minute
 from frontrunner.results.pages import HistoryPage
 from frontrunner.results.prior_results import CUT, REUSED
-from frontrunner.results.records import IMPORTED, UNARCHIVED, USER, Event, EventData
+from frontrunner.results.records import COPIED, IMPORTED, UNARCHIVED, USER, Event, EventData
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import LABELED
 from frontrunner.search.budget import REQUESTED, STOPPING
@@ -36,6 +36,7 @@ WORDS = {
     "overtime": "{seconds:.1f} s were driven beyond the budget's minutes",
     "strategy-replaced": "{by} order goes on in place of the strategy: {why}",
     "renamed": "renamed from {earlier} to {name}",
+    COPIED: "copied from campaign {campaign} of {store}; attempts: {attempts}",
     UNARCHIVED: "unarchived from {file}; attempts: {attempts}",
     REQUESTED: "asked to {word}",
 }
@@ -52,7 +53,7 @@ def noticed(kind: str, data: EventData, *, running: bool = True) -> str:
         KeyError,
         ValueError,
         TypeError,
-    ):  # of another kind, of another version, or of an archive
+    ):  # of another kind or version, or of a stranger's campaign
         return plain(
             f"{kind}: " + " ".join(f"{key}={value}" for key, value in data.items() if key != USER)
         )
