@@ -14,7 +14,6 @@ from functools import cached_property
 from frontrunner.evaluators.analytic.estimates import estimate_many, not_modelled, plan
 from frontrunner.evaluators.probe.files import is_disk_full, why_disk_full
 from frontrunner.evaluators.protocol import Finished, NodesUnavailable, TooLittleTime
-from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import NO_OUTLOOK, OUTLOOK, newest_outlooks, outlook_of
 from frontrunner.results.prior_results import REUSED, probes_made, trials_noted
@@ -29,6 +28,7 @@ from frontrunner.search.proposals import Asked, Proposals
 from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.search.strategy import TOKENS_ALONE, Outlook
 from frontrunner.search.warm_start import PriorResults, prior_results
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.recipe import Recipe

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from frontrunner import __version__
 from frontrunner.config.campaign import named_cluster, named_data, read_campaign_file
 from frontrunner.config.recipe_file import (
     FIGURES,
@@ -80,6 +79,7 @@ from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.space import Space
 from frontrunner.spaces.validation import dump_json
 from frontrunner.text import thousands
+from frontrunner.version import __version__
 
 RECIPE_FILE = "recipe"
 CAMPAIGN_FILE = ".toml"

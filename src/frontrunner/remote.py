@@ -25,6 +25,7 @@ from frontrunner.config.toml_file import Table, read_toml
 from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.evaluators.analytic.estimates import ShownPlan
 from frontrunner.exchange import exported
+from frontrunner.fronts import Front, OnFront
 from frontrunner.recipe_actions import breakdown_of
 from frontrunner.results.frames import from_columns
 from frontrunner.results.pages import CampaignPage, RecipePage
@@ -52,7 +53,7 @@ from frontrunner.spaces import errors
 from frontrunner.spaces.document import write_bytes
 from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.validation import OF_NO_TYPE
-from frontrunner.store import LOG_BYTES, Front, LocalStore, OnFront, StreamEvent
+from frontrunner.store import LOG_BYTES, LocalStore, StreamEvent
 from frontrunner.views.charts.marks import Missing
 from frontrunner.views.report import NotDrawn, not_drawn, report_place, save_pictures
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.notebook import Displayed
 from frontrunner.results.predictions import Belief, Expected, proposed_of
 from frontrunner.results.snapshot import attempts_of
 from frontrunner.results.store import Store
 from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.errors import (
     FrontrunnerError,
     InvalidInput,
