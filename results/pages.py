@@ -156,7 +156,7 @@ def recipe_page(  # noqa: PLR0913 - the parameters of a query, each by its name
 
 
 def _passing(store: Store, campaign: Campaign, filters: Filters) -> frozenset[int]:
-    from frontrunner.results.explore import passing
+    from frontrunner.results.snapshot import passing
 
     return passing(store, campaign, filters)
 

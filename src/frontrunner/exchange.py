@@ -46,12 +46,12 @@ from frontrunner.recipe_actions import (
     schedule_of,
     trained_on,
 )
+from frontrunner.results.imported import ImportedCampaign, ImportedOutcome, add_imported
 from frontrunner.results.outcome import Failure
 from frontrunner.results.provenance import TrainingData
 from frontrunner.results.records import IMPORTED
 from frontrunner.results.status import Appearance, Explanation
 from frontrunner.results.store import open_store
-from frontrunner.results.writer import ImportedCampaign, ImportedOutcome, add_imported
 from frontrunner.search.campaign_setup import (
     is_dispatched,
     problem_summary,

@@ -34,7 +34,13 @@ from frontrunner.results.records import CampaignList, Labels
 from frontrunner.results.status import FailedTrial, FailureList, Status
 from frontrunner.results.store import MOST_IDLE
 from frontrunner.search.budget import Limit
-from frontrunner.server.auth import TOKEN_VARIABLE, Role, default_token_file, read_tokens
+from frontrunner.server.auth import (
+    PLAIN_HTTP_VARIABLE,
+    TOKEN_VARIABLE,
+    Role,
+    default_token_file,
+    read_tokens,
+)
 from frontrunner.server.drivers import Replay
 from frontrunner.server.errors import IDEMPOTENCY_KEY, from_problem
 from frontrunner.server.requests import (
@@ -73,7 +79,6 @@ PAGE = 200
 TIMEOUT_S = 150.0
 """A launch may compile before the service responds; everything else takes milliseconds."""
 STREAM_TIMEOUT_S = 60.0
-PLAIN_HTTP_VARIABLE = "FRONTRUNNER_PLAIN_HTTP"
 NOT_FINITE = ("losses", "build_time_s", "first_step_time_s")
 """Figures of a measurement that JSON carries as null where they were not finite."""
 ONE_VERSION = "use the same version of frontrunner for client and service"
