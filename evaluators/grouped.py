@@ -5,15 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping
 
-from frontrunner.evaluators.protocol import (
-    Evaluator,
-    Finished,
-    NodeCheck,
-    NodesUnavailable,
-    ProbeOrder,
-    Progress,
-)
+from frontrunner.evaluators.protocol import Evaluator, Finished, NodeCheck, ProbeOrder, Progress
 from frontrunner.results.outcome import Outcome
+from frontrunner.spaces.errors import NodesUnavailable
 
 
 class Grouped(Evaluator):

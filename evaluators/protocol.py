@@ -14,7 +14,6 @@ from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.outcome import Outcome
-from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -99,16 +98,6 @@ class Progress:
     steps_done: int
     steps_total: int
     node_seconds: float | None = None
-
-
-class NodesUnavailable(FrontrunnerError):
-    """There is nothing to run probes on; the campaign may be resumed later."""
-
-
-class TooLittleTime(NodesUnavailable):
-    """What is left of the driver's job is too little for the probes that wait: another job's driver
-    may go on.
-    """
 
 
 class Evaluator(ABC):

@@ -26,7 +26,6 @@ from sqlalchemy import (
     text,
 )
 
-from frontrunner.notebook import Displayed
 from frontrunner.results.outcome import Measurement, RecipeStats, pool
 from frontrunner.results.records import Trial
 from frontrunner.results.rows import DamagedCell, cell, has_table, unreadable_rows, value_of
@@ -45,6 +44,7 @@ from frontrunner.results.schema import (
     TrialRow,
     document,
 )
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.problem import Problem
 

@@ -1,26 +1,23 @@
-"""What is computed from a campaign's arrays, then read in full: rows of the explorer, filtered
-recipes, fronts.
-"""
+"""Rows of the explorer, and fronts: chosen by a campaign's arrays, then read in full."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from sqlalchemy import select
 
-from frontrunner.results.arrays import COPIES, DATA_PARALLEL, Numbers, Trials
+from frontrunner.results.arrays import Numbers, Trials
 from frontrunner.results.pages import TrialOutcome, with_outcomes
-from frontrunner.results.ranking import Filters, RankedRecipe, gap_percent, passes, rank
+from frontrunner.results.ranking import RankedRecipe, gap_percent, rank
 from frontrunner.results.records import Campaign
 from frontrunner.results.schema import StandingRow, TrialRow
 from frontrunner.results.snapshot import attempts_of
 from frontrunner.results.store import Store
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import DIMENSIONS, Recipe
+from frontrunner.spaces.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +60,6 @@ def explored(store: Store, columns: Trials, wanted: Sequence[int]) -> list[Explo
         )
         shown.append(made)
     return shown
-
-
-def passing(store: Store, campaign: Campaign, filters: Filters) -> frozenset[int]:
-    """Return the ids of the trials whose recipes pass all filters, each asked once per combination
-    of what it reads.
-    """
-    trials = attempts_of(store, campaign).trials
-    met = np.ones(len(trials), dtype=np.bool_)
-    for name, value in filters.items():
-        one = DIMENSIONS.get(name)
-        keys: tuple[str, ...] = (name,) if one is None else (one.stored, one.field)
-        keys = {"sharding": (*COPIES, "sharding"), DATA_PARALLEL: COPIES}.get(name, keys)
-        met &= trials.recipes.each_recipe(keys, partial(passes, filters={name: value})) > 0
-    return frozenset(trials.trial_ids[met].tolist())
 
 
 def may_be_on_front(

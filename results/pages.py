@@ -15,7 +15,7 @@ from sqlalchemy import Connection, and_, func, select
 from sqlalchemy.orm import aliased
 from sqlalchemy.sql.selectable import GenerativeSelect
 
-from frontrunner.notebook import Displayed, frame_of
+from frontrunner.results.displayed_rows import frame_of
 from frontrunner.results.lease import is_held
 from frontrunner.results.outcome import Outcome
 from frontrunner.results.predictions import FORECASTS
@@ -42,6 +42,7 @@ from frontrunner.results.schema import (
 )
 from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.results.store import Store
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.recipe import Recipe
 
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
-MOST_SHOWN = 20
-"""Rows and columns of a page's table in a notebook."""
 SelectT = TypeVar("SelectT", bound=GenerativeSelect)
 
 
@@ -64,10 +63,6 @@ class Page(Generic[T], Displayed):
     def to_frame(self) -> pd.DataFrame:
         """Return the items as a data frame, as lists of the API do."""
         return frame_of(self.items)
-
-    def _repr_html_(self) -> str:
-        shown = f"{len(self.items):,} of {self.total:,}"
-        return f"{self.to_frame().to_html(max_rows=MOST_SHOWN, max_cols=MOST_SHOWN)}<p>{shown}</p>"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +156,7 @@ def recipe_page(  # noqa: PLR0913 - the parameters of a query, each by its name
 
 
 def _passing(store: Store, campaign: Campaign, filters: Filters) -> frozenset[int]:
-    from frontrunner.results.explore import passing
+    from frontrunner.results.snapshot import passing
 
     return passing(store, campaign, filters)
 

@@ -17,7 +17,6 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, or_, select
 
-from frontrunner.notebook import Displayed
 from frontrunner.results.lease import refuse_referred
 from frontrunner.results.process_identity import acting_user
 from frontrunner.results.records import timestamp
@@ -34,6 +33,7 @@ from frontrunner.results.states import CampaignState
 from frontrunner.results.status import was_copied
 from frontrunner.results.store import Store
 from frontrunner.results.transfer import TABLES, of_campaign
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.errors import InvalidInput
 
 NAMED_IN = {

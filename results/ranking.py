@@ -12,12 +12,13 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
 
-from frontrunner.notebook import Displayed, DisplayedRows
+from frontrunner.results.displayed_rows import DisplayedRows
 from frontrunner.results.outcome import RecipeStats, doubts_of
 from frontrunner.results.records import GROUPS, OBJECTIVE, Campaign, Figures
 from frontrunner.results.rows import cell, recorded_by_trial, value_of
 from frontrunner.results.schema import StandingRow, TrialRow
 from frontrunner.results.store import Store
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.errors import bad_value, require_one_of
 from frontrunner.spaces.problem import Training
 from frontrunner.spaces.recipe import DIMENSIONS, Choice, Recipe

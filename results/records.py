@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, cast, get_args
 
-from frontrunner.notebook import Displayed, DisplayedRows
+from frontrunner.results.displayed_rows import DisplayedRows
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.recipe import Recipe
 

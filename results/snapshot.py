@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy.typing as npt
 from sqlalchemy import ColumnElement, Connection, func, select
 
 from frontrunner.results.arrays import (
+    COPIES,
+    DATA_PARALLEL,
     ENDINGS,
     FIGURES,
     KINDS,
@@ -25,7 +28,7 @@ from frontrunner.results.arrays import (
     ordered_axis,
 )
 from frontrunner.results.outcome import FailureKind
-from frontrunner.results.ranking import divisor_of, rank
+from frontrunner.results.ranking import Filters, divisor_of, passes, rank
 from frontrunner.results.records import OBJECTIVE, Campaign
 from frontrunner.results.rows import cell, finished_attempts, has_table
 from frontrunner.results.schema import (
@@ -38,7 +41,7 @@ from frontrunner.results.schema import (
 )
 from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.results.store import Store
-from frontrunner.spaces.recipe import Choice
+from frontrunner.spaces.recipe import DIMENSIONS, Choice
 
 READ_AT_ONCE, MOST_KEPT = 5_000, 4
 
@@ -289,3 +292,17 @@ def attempts_of(store: Store, campaign: Campaign | str | None) -> Attempts:
         while len(store.kept) > MOST_KEPT:
             store.kept.popitem(last=False)
     return snapshot.attempts(store, found)
+
+
+def passing(store: Store, campaign: Campaign, filters: Filters) -> frozenset[int]:
+    """Return the ids of the trials whose recipes pass all filters, each asked once per combination
+    of what it reads.
+    """
+    trials = attempts_of(store, campaign).trials
+    met = np.ones(len(trials), dtype=np.bool_)
+    for name, value in filters.items():
+        one = DIMENSIONS.get(name)
+        keys: tuple[str, ...] = (name,) if one is None else (one.stored, one.field)
+        keys = {"sharding": (*COPIES, "sharding"), DATA_PARALLEL: COPIES}.get(name, keys)
+        met &= trials.recipes.each_recipe(keys, partial(passes, filters={name: value})) > 0
+    return frozenset(trials.trial_ids[met].tolist())

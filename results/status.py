@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
-from frontrunner.notebook import Displayed, DisplayedRows
+from frontrunner.results.displayed_rows import DisplayedRows
 from frontrunner.results.lease import holder_identity, is_held
 from frontrunner.results.nodes import AttemptNodes, SetAside, nodes_of, set_aside
 from frontrunner.results.outcome import Failure, FailureKind, Outcome, RecipeStats
@@ -51,6 +51,7 @@ from frontrunner.results.schema import (
 )  # fmt: skip
 from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.results.store import Store
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe

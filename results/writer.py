@@ -3,22 +3,18 @@
 Every transaction of a driver begins by updating the campaign's row under its lease's epoch, so that
 a driver that was paused, or believed dead, is refused with `AlreadyDriven`. The time that it writes
 there also shows, after a connection broke at the commit, whether the server had committed.
-
-Outcomes that others measured become campaigns of their own, one per problem of an imported table,
-whose state is `finished` and whose strategy and figures are `imported`. Rows of one recipe are
-attempts of one trial.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
@@ -26,13 +22,11 @@ from frontrunner.results.database import RECONNECT_S, ConnectionLost, Database
 from frontrunner.results.lease import RELEASED, until
 from frontrunner.results.nodes import AttemptNodes
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, pool
-from frontrunner.results.process_identity import acting_user
 from frontrunner.results.provenance import Provenance
-from frontrunner.results.records import IMPORTED, USER, Attempt, Lease, Trial, timestamp
+from frontrunner.results.records import Attempt, Lease, Trial, timestamp
 from frontrunner.results.redaction import without_secrets
 from frontrunner.results.rows import (
     TABLES,
-    finished_attempts,
     outcome_to_columns,
     outcomes_by_attempt,
     storable,
@@ -58,11 +52,8 @@ from frontrunner.results.states import (
     may_follow,
 )
 from frontrunner.spaces.document import canonical_json, finite_or_none
-from frontrunner.spaces.errors import AlreadyDriven, free_among
+from frontrunner.spaces.errors import AlreadyDriven
 from frontrunner.spaces.recipe import Recipe
-
-if TYPE_CHECKING:
-    from frontrunner.results.store import Store
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Callable[..., Any])
@@ -392,151 +383,3 @@ def rewrite_stats(connection: Connection, trial_id: int) -> None:
     }
     columns["peak_memory_bytes_max_rank"] = stats.peak_memory_bytes_max_rank or 0
     connection.execute(insert(StandingRow).values(**columns))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportedOutcome:
-    """One row of a table: the outcome of a recipe, and where it comes from, as `sweep.csv row
-    17`.
-    """
-
-    recipe_id: str
-    recipe: Recipe
-    outcome: Outcome
-    origin: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportedCampaign:
-    """The rows of one problem; `name` is what the campaign is called unless another has that
-    name.
-    """
-
-    name: str
-    spec_json: str
-    problem_summary: Mapping[str, object]
-    outcomes: tuple[ImportedOutcome, ...]
-
-
-def add_imported(
-    store: Store,
-    campaigns: Sequence[ImportedCampaign],
-    *,
-    about: Mapping[str, str | int],
-    preview: bool = False,
-) -> tuple[ImportedCampaign, ...]:
-    """Store imported rows that are not stored yet, all or, on an error, none; return them under the
-    campaigns' names.
-
-    `about` becomes an event of each campaign: the file and what became of its rows. A preview
-    writes nothing.
-    """
-    now, kept = timestamp(store.now()), []
-    with store.database.read() if preview else store.database.write(whole_store=True) as connection:
-        known = _known(connection)
-        taken = set(connection.execute(select(CampaignRow.name)).scalars())
-        for campaign in campaigns:
-            new = tuple(
-                row
-                for row in campaign.outcomes
-                if _identity(row.recipe_id, row.outcome) not in known
-            )
-            if new:
-                kept.append(replace(campaign, name=free_among(taken, campaign.name), outcomes=new))
-                taken.add(kept[-1].name)
-        for campaign in [] if preview else kept:
-            _add_campaign(connection, campaign, now=now, about=about)
-    return tuple(kept)
-
-
-def _known(connection: Connection) -> set[tuple[str, str]]:
-    imported = AttemptRow.campaign_id.in_(
-        select(CampaignRow.id).where(CampaignRow.strategy == IMPORTED)
-    )
-    return {
-        _identity(one.trial.recipe_id, one.outcome)
-        for one in finished_attempts(connection, imported)
-    }
-
-
-def _identity(recipe_id: str, outcome: Outcome) -> tuple[str, str]:
-    """Return a recipe's id with its outcome, without derived figures and a failure's message, which
-    names its row.
-    """
-    if isinstance(outcome, Measurement):
-        return recipe_id, canonical_json([outcome.step_times_s, outcome.peak_memory_bytes])
-    return recipe_id, outcome.kind.value
-
-
-def _add_campaign(
-    connection: Connection, campaign: ImportedCampaign, *, now: str, about: Mapping[str, str | int]
-) -> None:
-    by_recipe: dict[str, list[ImportedOutcome]] = {}
-    for outcome in campaign.outcomes:
-        by_recipe.setdefault(outcome.recipe_id, []).append(outcome)
-    made = insert(CampaignRow).values(
-        name=campaign.name,
-        state=CampaignState.FINISHED,
-        state_reason=f"imported from {about['file']}",
-        strategy=IMPORTED,
-        spec_json=campaign.spec_json,
-        problem_json=canonical_json({**campaign.problem_summary, "figures": IMPORTED}),
-        legal_recipes=len(by_recipe),
-        outcomes=len(by_recipe),
-        created_at=now,
-        updated_at=now,
-    )
-    campaign_id = connection.execute(made.returning(CampaignRow.id)).scalar_one()
-    for number, rows in enumerate(by_recipe.values(), start=1):
-        _add_trial(connection, campaign_id, number, rows, now=now)
-    event = {
-        "campaign_id": campaign_id,
-        "at": now,
-        "kind": IMPORTED,
-        "data_json": canonical_json({**about, USER: acting_user()}),
-    }
-    connection.execute(insert(EventRow).values(**event))
-
-
-def _add_trial(
-    connection: Connection,
-    campaign_id: int,
-    number: int,
-    rows: Sequence[ImportedOutcome],
-    *,
-    now: str,
-) -> None:
-    """Add one recipe with its rows: measured where any row was."""
-    # The last attempt of a trial decides, so measurements come after failures.
-    in_order = sorted(rows, key=lambda row: isinstance(row.outcome, Measurement))
-    is_measured = isinstance(in_order[-1].outcome, Measurement)
-    made = insert(TrialRow).values(
-        campaign_id=campaign_id,
-        number=number,
-        recipe_id=rows[0].recipe_id,
-        recipe_json=recipe_to_json(rows[0].recipe),
-        state=TrialState.MEASURED if is_measured else TrialState.FAILED,
-        outcome_number=number,
-    )
-    trial_id = connection.execute(made.returning(TrialRow.id)).scalar_one()
-    for place, row in enumerate(in_order, start=1):
-        attempt = insert(AttemptRow).values(
-            campaign_id=campaign_id,
-            trial_id=trial_id,
-            number=place,
-            state=(
-                AttemptState.MEASURED
-                if isinstance(row.outcome, Measurement)
-                else AttemptState.FAILED
-            ),
-            run_folder=row.origin,
-            started_at=now,
-            finished_at=now,
-        )
-        insert_outcome(
-            connection,
-            connection.execute(attempt.returning(AttemptRow.id)).scalar_one(),
-            row.outcome,
-        )
-    if is_measured:
-        rewrite_stats(connection, trial_id)

@@ -8,7 +8,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from frontrunner.evaluators.probe.job import training_data
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.processes import Fenced, Orphans
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.protocol import QUEUED, Evaluator, Finished, ProbeOrder, Progress
+from frontrunner.evaluators.protocol import Evaluator, Finished, ProbeOrder
 from frontrunner.evaluators.registry import make_evaluator
 from frontrunner.results.nodes import AWAITED, CHECKED, SET_ASIDE, node_ledger
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
@@ -31,7 +31,8 @@ from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.search.budget import BudgetTracker
 from frontrunner.search.campaign_setup import cost_of, stored_spec
-from frontrunner.search.listener import Listener, RunningProbe, View
+from frontrunner.search.listener import Listener, View
+from frontrunner.search.running_attempt import RunningAttempt
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.warm_start import ReusableResult
 from frontrunner.spaces.document import recipe_id
@@ -125,52 +126,6 @@ class RetryPolicy:
             return None
         return (
             f"{len(self.alike)} probes failed alike before any was measured: {self.alike[-1].kind}"
-        )
-
-
-@dataclass(kw_only=True)
-class RunningAttempt:
-    """An attempt under way; `held_since_s` is when it got its `nodes`, None while it waits, free of
-    charge.
-    """
-
-    trial: Trial
-    attempt: Attempt
-    order: ProbeOrder
-    started_s: float
-    nodes: int
-    held_since_s: float | None = field(init=False)
-    _progress: Progress | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        self.held_since_s = self.started_s
-
-    def update(self, evaluator: Evaluator) -> RunningProbe:
-        """Ask the evaluator for its progress, and note whether it holds its nodes."""
-        self._progress = progress = evaluator.progress(self.order.token)
-        if progress is not None and progress.phase == QUEUED:
-            self.held_since_s = None
-        elif self.held_since_s is None:
-            self.held_since_s = time.monotonic()
-        seconds = time.monotonic() - self.started_s
-        return RunningProbe(
-            number=self.trial.number, recipe=self.trial.recipe, seconds=seconds, progress=progress
-        )
-
-    @property
-    def group(self) -> str:
-        """The group of its nodes."""
-        return self.trial.recipe.group
-
-    @property
-    def node_seconds(self) -> float:
-        """What it has spent so far."""
-        if self._progress is not None and self._progress.node_seconds is not None:
-            return self._progress.node_seconds
-        return (
-            0.0
-            if self.held_since_s is None
-            else self.nodes * (time.monotonic() - self.held_since_s)
         )
 
 

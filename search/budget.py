@@ -7,15 +7,12 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
+from frontrunner.search.running_attempt import RunningAttempt
 from frontrunner.search.spec import Budget
 from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.text import thousands
-
-if TYPE_CHECKING:
-    from frontrunner.search.attempts import RunningAttempt
 
 COST = "cost"
 CUT_S = 15.0

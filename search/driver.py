@@ -13,24 +13,25 @@ from functools import cached_property
 
 from frontrunner.evaluators.analytic.estimates import estimate_many, not_modelled, plan
 from frontrunner.evaluators.probe.files import is_disk_full, why_disk_full
-from frontrunner.evaluators.protocol import Finished, NodesUnavailable, TooLittleTime
-from frontrunner.notebook import Displayed
+from frontrunner.evaluators.protocol import Finished
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import NO_OUTLOOK, OUTLOOK, newest_outlooks, outlook_of
 from frontrunner.results.prior_results import REUSED, probes_made, trials_noted
 from frontrunner.results.records import Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
-from frontrunner.search.attempts import CampaignSession, RunningAttempt
+from frontrunner.search.attempts import CampaignSession
 from frontrunner.search.budget import IN_A_ROW, STOPPING, Limit, StopRule
 from frontrunner.search.job_time import JobTime
 from frontrunner.search.listener import Ended, Listener
 from frontrunner.search.proposals import Asked, Proposals
+from frontrunner.search.running_attempt import RunningAttempt
 from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.search.strategy import TOKENS_ALONE, Outlook
 from frontrunner.search.warm_start import PriorResults, prior_results
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.errors import FrontrunnerError
+from frontrunner.spaces.errors import FrontrunnerError, NodesUnavailable, TooLittleTime
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from frontrunner.evaluators.protocol import Progress
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome, combined, undisturbed
 from frontrunner.results.records import EventData, Figures
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
+from frontrunner.search.running_attempt import RunningProbe
 from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.recipe import Recipe
 
@@ -31,16 +31,6 @@ class Ended:
     def tokens_per_s(self) -> float:
         """The measured rate, 0 for a failure."""
         return self.outcome.tokens_per_s if isinstance(self.outcome, Measurement) else 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunningProbe:
-    """A running probe; `progress` is None where the evaluator reports none."""
-
-    number: int
-    recipe: Recipe
-    seconds: float
-    progress: Progress | None
 
 
 @dataclass(kw_only=True)

@@ -81,6 +81,16 @@ class NothingLegal(FrontrunnerError):
     exit_code = 7
 
 
+class NodesUnavailable(FrontrunnerError):
+    """There is nothing to run probes on; the campaign may be resumed later."""
+
+
+class TooLittleTime(NodesUnavailable):
+    """What is left of the driver's job is too little for the probes that wait: another job's driver
+    may go on.
+    """
+
+
 class JobEnds(FrontrunnerError):
     """What this process drives goes on in another batch job: it has stopped before its own ends."""
 

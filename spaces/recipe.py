@@ -14,11 +14,11 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from frontrunner.notebook import Displayed
 from frontrunner.spaces.custom import (
     Choice as Choice,  # noqa: PLC0414
 )
 from frontrunner.spaces.custom import Custom, CustomKnob
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
 from frontrunner.spaces.sharding import UNSHARDED, Sharding
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, fields, make_dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from frontrunner.notebook import Displayed
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.custom import CustomKnob
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown
 from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.model import Model

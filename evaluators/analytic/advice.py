@@ -11,8 +11,8 @@ from typing import Any
 from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
 from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, plan, why_none
 from frontrunner.evaluators.analytic.step import TRAFFIC
-from frontrunner.notebook import Displayed
 from frontrunner.spaces.cluster import Cluster
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import DIMENSIONS, RECOMPUTES, Choice, Recipe

@@ -41,8 +41,9 @@ from frontrunner.evaluators.analytic.software import ENGINES, coded
 from frontrunner.evaluators.analytic.step import StepTime, step_time
 from frontrunner.evaluators.analytic.workload import Rows, Workload
 from frontrunner.evaluators.probe.measure import rates
-from frontrunner.notebook import Displayed, frame_of
+from frontrunner.results.displayed_rows import frame_of
 from frontrunner.spaces.columns import chosen, each
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.pareto import pareto_front
 from frontrunner.spaces.problem import Problem, Training

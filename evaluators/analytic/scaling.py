@@ -25,8 +25,8 @@ from frontrunner.evaluators.analytic.priors import (
     slopes,
 )
 from frontrunner.evaluators.analytic.workload import Rows
-from frontrunner.notebook import Displayed
 from frontrunner.spaces.cluster import MOST_DEVICES
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe

@@ -32,7 +32,7 @@ from frontrunner.evaluators.analytic.step import (
     step_time,
 )
 from frontrunner.evaluators.analytic.workload import Rows, Workload, number, stage_layers
-from frontrunner.notebook import Displayed
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import Problem

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, not_modelled
-from frontrunner.notebook import Displayed
 from frontrunner.results.states import TrialState
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.problem import Problem

@@ -43,7 +43,7 @@ from frontrunner.evaluators.cluster.batch import (
     why_ended,
 )
 from frontrunner.evaluators.cluster.settings import RAY, NodeSource
-from frontrunner.evaluators.protocol import NodesUnavailable, TooLittleTime
+from frontrunner.spaces.errors import NodesUnavailable, TooLittleTime
 
 if TYPE_CHECKING:
     from parsl.executors import HighThroughputExecutor

@@ -28,6 +28,7 @@ from frontrunner.results.process_identity import (
     proc_is_ours,
     process_stat,
 )
+from frontrunner.spaces.errors import NodesUnavailable
 
 DRIVER_TAG = "FRONTRUNNER_DRIVER"
 HOST_TAG = "FRONTRUNNER_DRIVER_HOST"
@@ -234,10 +235,6 @@ def find_orphans(fenced: Fenced | None = None) -> Iterator[psutil.Process]:
 
 def cannot_be_ended(processes: Sequence[psutil.Process]) -> Exception:
     """Return the error for processes of ours that were killed and still exist."""
-    from frontrunner.evaluators.protocol import (
-        NodesUnavailable,
-    )  # which a fork server does not need
-
     named = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,7 +1,7 @@
 """frontrunner finds the fastest way to train a given transformer on given machines.
 
 The functions below mirror the commands. They are loaded when first used: ranks of probes import
-this package too.
+this package too. The views are loaded when a notebook first shows a value.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if (
-    TYPE_CHECKING
-):  # `__all__` has the names that are public, for type checkers these modules are enough
+from frontrunner.spaces.display import register_loader
+from frontrunner.version import __version__ as __version__
+
+# `__all__` has the public names. For type checkers these modules are enough.
+if TYPE_CHECKING:
     from frontrunner.api import *  # noqa: F403
     from frontrunner.evaluators.tables.reading import TableForm as TableForm
     from frontrunner.exchange import *  # noqa: F403
@@ -22,7 +24,6 @@ if (
     from frontrunner.sweeps import scale as scale
     from frontrunner.sweeps import sweep as sweep
 
-__version__ = "0.1.0"
 _MODULES = {
     "api": (
         "backup_store best campaigns change_budget check_store copy_store dataframe delete"
@@ -38,6 +39,9 @@ _MODULES = {
     "sweeps": "scale sweep",
 }
 __all__ = sorted(" ".join(_MODULES.values()).split())  # noqa: PLE0605
+
+
+register_loader(lambda: import_module("frontrunner.views.notebook"))
 
 
 def __getattr__(name: str) -> Any:

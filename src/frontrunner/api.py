@@ -33,8 +33,8 @@ from frontrunner.results.transfer import Copied
 from frontrunner.search import campaign_setup as setup
 from frontrunner.search.driver import Conclusion, OnDriver, run_campaign
 from frontrunner.search.listener import Listener
+from frontrunner.search.pair import create_pair, run_pair
 from frontrunner.search.spec import CampaignSpec
-from frontrunner.search.two_stage import create_pair, run_pair
 from frontrunner.spaces.errors import (
     FrontrunnerError,
     InvalidInput,

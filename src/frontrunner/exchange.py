@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from frontrunner import __version__
 from frontrunner.config.campaign import named_cluster, named_data, read_campaign_file
 from frontrunner.config.recipe_file import (
     FIGURES,
@@ -47,12 +46,12 @@ from frontrunner.recipe_actions import (
     schedule_of,
     trained_on,
 )
+from frontrunner.results.imported import ImportedCampaign, ImportedOutcome, add_imported
 from frontrunner.results.outcome import Failure
 from frontrunner.results.provenance import TrainingData
 from frontrunner.results.records import IMPORTED
 from frontrunner.results.status import Appearance, Explanation
 from frontrunner.results.store import open_store
-from frontrunner.results.writer import ImportedCampaign, ImportedOutcome, add_imported
 from frontrunner.search.campaign_setup import (
     is_dispatched,
     problem_summary,
@@ -80,6 +79,7 @@ from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.space import Space
 from frontrunner.spaces.validation import dump_json
 from frontrunner.text import thousands
+from frontrunner.version import __version__
 
 RECIPE_FILE = "recipe"
 CAMPAIGN_FILE = ".toml"

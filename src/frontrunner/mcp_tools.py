@@ -14,7 +14,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
 
-from frontrunner import __version__, api, planning
+from frontrunner import api, planning
 from frontrunner.remote import RemoteStore
 from frontrunner.results.store import open_store
 from frontrunner.server.drivers import Drivers
@@ -22,6 +22,7 @@ from frontrunner.server.settings import ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from frontrunner.store import LocalStore
 from frontrunner.text import to_json
+from frontrunner.version import __version__
 from frontrunner.views.plan import in_words
 from frontrunner.views.presets import presets_by_kind
 

@@ -25,6 +25,7 @@ from frontrunner.config.toml_file import Table, read_toml
 from frontrunner.evaluators.analytic.breakdown import Breakdown
 from frontrunner.evaluators.analytic.estimates import ShownPlan
 from frontrunner.exchange import exported
+from frontrunner.fronts import Front, OnFront
 from frontrunner.recipe_actions import breakdown_of
 from frontrunner.results.frames import from_columns
 from frontrunner.results.pages import CampaignPage, RecipePage
@@ -33,7 +34,13 @@ from frontrunner.results.records import CampaignList, Labels
 from frontrunner.results.status import FailedTrial, FailureList, Status
 from frontrunner.results.store import MOST_IDLE
 from frontrunner.search.budget import Limit
-from frontrunner.server.auth import TOKEN_VARIABLE, Role, default_token_file, read_tokens
+from frontrunner.server.auth import (
+    PLAIN_HTTP_VARIABLE,
+    TOKEN_VARIABLE,
+    Role,
+    default_token_file,
+    read_tokens,
+)
 from frontrunner.server.drivers import Replay
 from frontrunner.server.errors import IDEMPOTENCY_KEY, from_problem
 from frontrunner.server.requests import (
@@ -52,7 +59,7 @@ from frontrunner.spaces import errors
 from frontrunner.spaces.document import write_bytes
 from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.validation import OF_NO_TYPE
-from frontrunner.store import LOG_BYTES, Front, LocalStore, OnFront, StreamEvent
+from frontrunner.store import LOG_BYTES, LocalStore, StreamEvent
 from frontrunner.views.charts.marks import Missing
 from frontrunner.views.report import NotDrawn, not_drawn, report_place, save_pictures
 
@@ -72,7 +79,6 @@ PAGE = 200
 TIMEOUT_S = 150.0
 """A launch may compile before the service responds; everything else takes milliseconds."""
 STREAM_TIMEOUT_S = 60.0
-PLAIN_HTTP_VARIABLE = "FRONTRUNNER_PLAIN_HTTP"
 NOT_FINITE = ("losses", "build_time_s", "first_step_time_s")
 """Figures of a measurement that JSON carries as null where they were not finite."""
 ONE_VERSION = "use the same version of frontrunner for client and service"

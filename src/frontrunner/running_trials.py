@@ -13,7 +13,6 @@ from frontrunner.evaluators.probe.files import last_lines, read_end
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
 from frontrunner.evaluators.registry import commands_of
-from frontrunner.notebook import Displayed
 from frontrunner.results.pages import TrialOutcome, newest_outcomes, under_way
 from frontrunner.results.predictions import Expected, expected_of
 from frontrunner.results.process_identity import this_host
@@ -22,6 +21,7 @@ from frontrunner.results.store import Store
 from frontrunner.search.budget import Limit
 from frontrunner.search.campaign_setup import spent_of, stored_spec
 from frontrunner.search.spec import CampaignSpec
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.recipe import Recipe

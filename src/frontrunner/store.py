@@ -21,8 +21,7 @@ from frontrunner import running_trials
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.settings import DEFAULT_STORE, store_url
 from frontrunner.evaluators.probe.files import read_end, write_text
-from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.notebook import DisplayedRows
+from frontrunner.fronts import Front, checked_objectives, front
 from frontrunner.results import pages, predictions, ranking, status
 from frontrunner.results.frames import frame
 from frontrunner.results.pages import Comparison, HistoryPage, RecipePage, TrialPage, outcomes_after
@@ -43,9 +42,8 @@ from frontrunner.search.campaign_setup import (
 )
 from frontrunner.spaces.custom import Custom
 from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.errors import FrontrunnerError, NotFound, bad_value, did_you_mean, writing
-from frontrunner.spaces.pareto import OBJECTIVES, pareto_front
-from frontrunner.spaces.problem import Problem
+from frontrunner.spaces.errors import FrontrunnerError, NotFound, bad_value, writing
+from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.recipe import Choice
 from frontrunner.spaces.space import Space
 from frontrunner.text import as_plain, thousands
@@ -560,64 +558,6 @@ class Follower:
     def _seen(self, kind: str, value: object, **place: Any) -> StreamEvent:
         self._cursor = self._cursor._replace(**place)
         return StreamEvent(id="{}-{}".format(*self._cursor), kind=kind, data=as_plain(value))
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnFront:
-    """A recipe of the front, with its place in the ranking by tokens/s.
-
-    `nodes` are those that its devices occupy; `headroom_bytes` is what its fullest rank leaves of a
-    device's memory, None where its peak is unknown.
-    """
-
-    ranked: RankedRecipe
-    nodes: int
-    headroom_bytes: int | None
-
-
-class Front(tuple[OnFront, ...], DisplayedRows):
-    """A front as a tuple that a notebook shows as a table."""
-
-
-OBJECTIVE_VALUES: dict[str, Callable[[OnFront], float]] = {
-    "tokens": lambda row: row.ranked.standing.tokens_per_s,
-    "memory": lambda row: row.headroom_bytes or 0,
-    "nodes": lambda row: -row.nodes,
-}
-
-
-def checked_objectives(names: Sequence[str]) -> tuple[str, ...]:
-    """Return at least two different ones of `OBJECTIVE_VALUES`; raise `InvalidInput` for others."""
-    unknown = next((name for name in names if name not in OBJECTIVE_VALUES), None)
-    if unknown is not None or len(names) < 2 or len(set(names)) < len(names):
-        expected = f"two or more of {', '.join(OBJECTIVE_VALUES)}" + (
-            ", each once" if unknown is None else ""
-        )
-        hint = None if unknown is None else did_you_mean(unknown, OBJECTIVE_VALUES)
-        raise bad_value("--objectives", ",".join(names), expected, hint=hint)
-    return tuple(names)
-
-
-def front(ranking: Sequence[RankedRecipe], problem: Problem, objectives: Sequence[str]) -> Front:
-    """Return the front of these objectives of ranked recipes, fastest first; of equal ones the
-    first that ranks.
-
-    With `memory`, recipes whose peak is unknown are left out.
-    """
-    rows = [
-        OnFront(
-            ranked=row,
-            nodes=nodes_used(row.recipe, problem),
-            headroom_bytes=None
-            if peak is None
-            else problem.at(row.recipe).cluster.memory_bytes_per_device - peak,
-        )
-        for row in ranking
-        if (peak := row.standing.peak_memory_bytes_max_rank) is not None
-        or "memory" not in objectives
-    ]
-    points = [tuple(OBJECTIVE_VALUES[name](row) for name in objectives) for row in rows]
-    return Front(rows[index] for index in pareto_front(points))
 
 
 @dataclass(frozen=True, kw_only=True)

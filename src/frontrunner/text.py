@@ -9,10 +9,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from frontrunner.spaces.model import Model
+from typing import Any
 
 LEAST_NODE_HOURS = 0.01
 """Below it, node time is shown in node-seconds."""
@@ -89,10 +86,10 @@ def count(value: float) -> str:
     return f"{value:g}"
 
 
-def parameters(model: Model) -> str:
+def parameters(total: int, *, active: int) -> str:
     """Return a model's size: 671 billion parameters, of which 37.6 billion per token."""
-    active = f", of which {count(model.active_parameters)} per token" if model.experts else ""
-    return f"{count(model.parameters)} parameters{active}"
+    words = f"{count(total)} parameters"
+    return words if active == total else f"{words}, of which {count(active)} per token"
 
 
 def counted(number: int, word: str) -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.protocol import QUEUED, NodesUnavailable
+from frontrunner.evaluators.protocol import QUEUED
 from frontrunner.results.outcome import FailureKind, Measurement
+from frontrunner.spaces.errors import NodesUnavailable
 from support.benches import Bench
 from support.campaigns import is_alive, ranks_of, setup_of, wait_for
 from support.limits import control_group, fill, held_in_the_kernel, small_disk

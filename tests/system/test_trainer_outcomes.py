@@ -222,5 +222,5 @@ def test_rank_imports_torch_trainer_and_spaces_alone() -> None:
         for name in ours
         if not name.startswith(("frontrunner.evaluators.trainer", "frontrunner.spaces"))
     }
-    assert foreign == {"frontrunner.evaluators", "frontrunner.notebook"}
+    assert foreign == {"frontrunner.evaluators", "frontrunner.version"}
     assert not loaded & {"pydantic", "pandas", "sqlalchemy"}

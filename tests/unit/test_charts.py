@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from frontrunner.evaluators.analytic.estimates import estimate_many
+from frontrunner.fronts import checked_objectives, front
 from frontrunner.results.arrays import KINDS, Attempts
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
-from frontrunner.store import checked_objectives, front
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import (
     MOST_LINES,

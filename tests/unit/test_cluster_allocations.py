@@ -16,7 +16,7 @@ from frontrunner.evaluators.cluster import allocations
 from frontrunner.evaluators.cluster.allocations import MAX_FAILED_STARTS, Placed, Pool, Waiting
 from frontrunner.evaluators.cluster.environment import Allocation
 from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource
-from frontrunner.evaluators.protocol import NodesUnavailable
+from frontrunner.spaces.errors import NodesUnavailable
 
 SETTINGS = DispatchSettings(
     backend="parsl", scheduler="slurm", walltime="01:00:00", queue_limit_minutes=1.0

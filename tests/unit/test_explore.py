@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from frontrunner.config.campaign import parse_campaign
+from frontrunner.fronts import front
 from frontrunner.results.arrays import (
     CUSTOM,
     DATA_PARALLEL,
@@ -42,7 +43,7 @@ from frontrunner.spaces.errors import NotFound
 from frontrunner.spaces.pareto import OBJECTIVES
 from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.spaces.validation import dump_json
-from frontrunner.store import LocalStore, front
+from frontrunner.store import LocalStore
 from support.rankings import measurement
 
 GIB = 2**30

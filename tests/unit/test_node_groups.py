@@ -20,7 +20,7 @@ from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.export.tools import tool_named
 from frontrunner.evaluators.grouped import Grouped
-from frontrunner.evaluators.protocol import Finished, NodesUnavailable, ProbeOrder
+from frontrunner.evaluators.protocol import Finished, ProbeOrder
 from frontrunner.exchange import exported, import_config
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.store import open_store
@@ -28,7 +28,7 @@ from frontrunner.search.campaign_setup import create, prepare
 from frontrunner.search.guided.prior import prior_of
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.errors import InvalidInput, NodesUnavailable
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.recipe import Recipe, plain_recipe
 from frontrunner.spaces.validation import dump_json, load_json

@@ -5,7 +5,9 @@ part of.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+import subprocess
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import frontrunner
@@ -15,6 +17,7 @@ from frontrunner.results.states import CampaignState
 from frontrunner.results.status import FailureList
 from frontrunner.search.driver import Conclusion
 from frontrunner.search.listener import View
+from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.store import LocalStore
@@ -158,3 +161,44 @@ def test_a_notebook_shows_the_panel_of_a_running_campaign() -> None:
     assert "3 measured" in shown[-1]
     assert "&lt;b&gt;mine" in shown[-1]
     assert notebook_listener() is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(Displayed):
+    """Bears the name of a class of the product that has a printer."""
+
+    verdict: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabeledRecipe(Recipe):
+    label: str
+
+
+def test_notebook_chooses_the_printer_by_class_and_not_by_name() -> None:
+    shown = Check(verdict="no check of a store")._repr_html_()
+    assert "verdict" in shown
+    assert "no check of a store" in shown
+
+
+def test_notebook_shows_a_subclass_as_its_parent() -> None:
+    recipe = Recipe(devices=8, micro_batch_seqs=4, accumulation=2)
+    labeled = LabeledRecipe(devices=8, micro_batch_seqs=4, accumulation=2, label="fast")
+    assert labeled._repr_html_() == recipe._repr_html_()
+
+
+def test_notebook_views_are_imported_when_a_value_is_first_shown() -> None:
+    script = """
+import sys
+import frontrunner
+from frontrunner.spaces.recipe import Recipe
+recipe = Recipe(devices=8, micro_batch_seqs=4, accumulation=2)
+repr(recipe)
+assert not {"rich", "numpy", "sqlalchemy", "frontrunner.views"} & set(sys.modules)
+print(recipe._repr_html_())
+assert not {"torch", "pandas", "sklearn"} & set(sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("<pre")

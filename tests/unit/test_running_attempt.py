@@ -10,7 +10,7 @@ import pytest
 from frontrunner.evaluators.protocol import QUEUED, ProbeOrder, Progress
 from frontrunner.results.records import Attempt, Trial
 from frontrunner.results.states import AttemptState, TrialState
-from frontrunner.search.attempts import RunningAttempt
+from frontrunner.search.running_attempt import RunningAttempt
 from support.campaigns import tiny_recipe
 
 

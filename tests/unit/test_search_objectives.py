@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from frontrunner import store as fronts
+from frontrunner import fronts
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.search.guided.acquisition import REFERENCE, Allowances, Front

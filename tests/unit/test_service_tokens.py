@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.remote import PLAIN_HTTP_VARIABLE, connect
+from frontrunner.remote import connect
 from frontrunner.results.process_identity import acting_for, this_host
 from frontrunner.results.store import open_store
 from frontrunner.server.auth import (
     MOST_LINKS,
+    PLAIN_HTTP_VARIABLE,
     TOKEN_FILE_VARIABLE,
     TOKEN_VARIABLE,
     Caller,

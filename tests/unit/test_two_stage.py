@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+import frontrunner.search.pair
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.results.store import open_store
-from frontrunner.search import two_stage
 from frontrunner.search.budget import Spent
 from frontrunner.search.campaign_setup import change_budget, stored_spec, why_not_here
+from frontrunner.search.pair import create_pair, what_is_left
 from frontrunner.search.spec import Budget, CampaignSpec
-from frontrunner.search.two_stage import create_pair, scale_in_words, small_spec, what_is_left
+from frontrunner.search.two_stage import scale_in_words, small_spec
 from frontrunner.spaces.errors import InvalidInput
 from support.campaigns import Table, spec_of, tiny
 
@@ -175,7 +176,7 @@ def test_a_baseline_is_left_to_the_campaign_of_the_whole_cluster() -> None:
 def test_a_changed_budget_is_shared_as_at_launch(
     why_not: str | None, small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(two_stage, "why_not_here", lambda _: why_not)
+    monkeypatch.setattr(frontrunner.search.pair, "why_not_here", lambda _: why_not)
     spec = spec_of(pair(budget={"probes": 12}))
     with open_store(str(tmp_path / "s.db")) as store:
         record = create_pair(store, spec, spec.survey())

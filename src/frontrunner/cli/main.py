@@ -12,6 +12,7 @@ import click
 from frontrunner.cli.options import SuggestingGroup
 from frontrunner.config.settings import located, started_by
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
+from frontrunner.text import plain
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
@@ -168,8 +169,6 @@ def _usage(error: click.UsageError) -> str:
 
 
 def _print_error(message: str, hint: str | None) -> None:
-    from frontrunner.text import plain
-
     click.echo(f"error: {plain(message)}", err=True)
     if hint:
         click.echo(f"hint: {plain(hint)}", err=True)

@@ -113,6 +113,7 @@ def _problem(model: Table, cluster: Table, problem: Table, folder: Path) -> Prob
 def _text(model: Table, cluster: Table, problem: Problem) -> str:
     machine, tokens = problem.cluster, problem.global_batch.maximum * problem.sequence_length
     nodes = "" if machine.nodes == 1 else f" on each of {machine.nodes} nodes"
+    size = parameters(problem.model.parameters, active=problem.model.active_parameters)
     space = usual_space(problem)
     searched = [
         name for name in (one.name for one in fields(space)) if len(getattr(space, name)) > 1
@@ -126,7 +127,7 @@ def _text(model: Table, cluster: Table, problem: Problem) -> str:
             "# a device; `frontrunner launch` measures the promising ones. docs/campaign-file.md"
             " lists all keys."
         ),
-        *_section("model", model, {next(iter(model)): parameters(problem.model)}),
+        *_section("model", model, {next(iter(model)): size}),
         *_section(
             "cluster", cluster, {next(iter(cluster)): f"{machine.devices_per_node} devices{nodes}"}
         ),

@@ -24,7 +24,6 @@ from starlette.routing import Match
 from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from frontrunner import __version__
 from frontrunner.results.pages import campaign_page, newest_names
 from frontrunner.results.records import CUT_OFF
 from frontrunner.results.rows import DamagedCell
@@ -49,6 +48,7 @@ from frontrunner.server.pages import (
 from frontrunner.server.requests import API, Problem
 from frontrunner.server.settings import KINDS, ServiceSettings
 from frontrunner.spaces.errors import FrontrunnerError
+from frontrunner.version import __version__
 
 BACKLOG = 128
 GRACE_S = 3

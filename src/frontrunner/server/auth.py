@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "FRONTRUNNER_TOKEN"  # noqa: S105 - the name of a variable
 TOKEN_FILE_VARIABLE = "FRONTRUNNER_TOKEN_FILE"  # noqa: S105
+PLAIN_HTTP_VARIABLE = "FRONTRUNNER_PLAIN_HTTP"
+"""Set to 1, a client may send its token over a network without encryption."""
 TOKEN_BYTES = 32
 MOST_FILE_BYTES = 1_000_000
 MOST_USERS = 1000

@@ -15,6 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from frontrunner.evaluators.analytic.estimates import ShownPlan
 from frontrunner.exchange import export_name
+from frontrunner.fronts import OnFront
 from frontrunner.planning import plan_of
 from frontrunner.results import frames
 from frontrunner.results.pages import CampaignPage, RecipePage, campaign_page
@@ -43,7 +44,7 @@ from frontrunner.spaces.errors import (
     NothingLegal,
     did_you_mean,
 )
-from frontrunner.store import LOG_BYTES, POLL_S, Follower, OnFront, parse_cursor
+from frontrunner.store import LOG_BYTES, POLL_S, Follower, parse_cursor
 from frontrunner.text import to_json
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.marks import Missing

@@ -448,8 +448,9 @@ def _estimate(advice: Advice) -> Estimate | None:
 def heading(advice: Advice) -> str:
     """Return the problem on one line."""
     problem, cluster = advice.problem, advice.problem.cluster
+    size = parameters(problem.model.parameters, active=problem.model.active_parameters)
     return (
-        f"{problem.model.name}, {parameters(problem.model)}, {problem.precision}, global batch"
+        f"{problem.model.name}, {size}, {problem.precision}, global batch"
         f" {problem.global_batch} x {problem.sequence_length:,} tokens, on {cluster.name}:"
         f" {cluster.nodes:,} x {cluster.devices_per_node} devices of"
         f" {gib(cluster.memory_bytes_per_device)} GiB"

@@ -17,7 +17,6 @@ from textwrap import shorten
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from frontrunner import __version__
 from frontrunner.results.arrays import ENDINGS
 from frontrunner.results.outcome import ProbeEnding
 from frontrunner.results.predictions import outlook_of
@@ -50,6 +49,7 @@ from frontrunner.text import (
     thousands,
     to_json,
 )
+from frontrunner.version import __version__
 from frontrunner.views.charts import FIGURES
 from frontrunner.views.charts.campaign import ranking_table
 from frontrunner.views.charts.marks import Chart, Collected, Missing, Table, collect

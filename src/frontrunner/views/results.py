@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.text import Text
 
 from frontrunner.config.settings import located
+from frontrunner.fronts import OBJECTIVE_VALUES, OnFront
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.predictions import Predicted, SmallScale, outlook_of
 from frontrunner.results.pruning import Deleted
@@ -27,7 +28,6 @@ from frontrunner.search.strategy import Outlook
 from frontrunner.spaces.legality import marks
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.space import Survey
-from frontrunner.store import OBJECTIVE_VALUES, OnFront
 from frontrunner.text import counted, gib, mib, node_time, percent, plain, seconds, thousands
 from frontrunner.views.columns import (
     CAMPAIGNS,

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from frontrunner.notebook import in_short
+from frontrunner.spaces.display import in_short
 from frontrunner.text import plain
 from frontrunner.views.columns import Column, used
 

@@ -13,7 +13,6 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
-from frontrunner.remote import PLAIN_HTTP_VARIABLE
 from frontrunner.results.address import parse_address
 from frontrunner.results.pages import history_page, newest_spans, trial_page
 from frontrunner.results.predictions import outlook_of
@@ -32,7 +31,7 @@ from frontrunner.results.store import Store
 from frontrunner.running_trials import LAST_OUTCOMES, log_end, running, why_chosen
 from frontrunner.search.budget import STOPPING, outlook_in_words
 from frontrunner.search.campaign_setup import budget_used, stored_spec
-from frontrunner.server.auth import Role
+from frontrunner.server.auth import PLAIN_HTTP_VARIABLE, Role
 from frontrunner.server.drivers import Word
 from frontrunner.server.pages.rendering import page, render
 from frontrunner.server.requests import Page

@@ -18,10 +18,10 @@ from jinja2 import Environment
 from markupsafe import Markup
 from starlette.types import Scope
 
-from frontrunner import __version__
 from frontrunner.results.process_identity import requesting_user
 from frontrunner.spaces.errors import NotFound
 from frontrunner.text import count, gib, minute, node_time, percent, seconds, size, thousands
+from frontrunner.version import __version__
 from frontrunner.views.charts.render import javascript, javascript_version
 from frontrunner.views.columns import against, figures_in_words
 from frontrunner.views.report import environment
