@@ -3,24 +3,34 @@ PYTHON ?= python3
 BIN := .venv/bin
 CAMPAIGN ?= examples/laptop.toml
 QUICK := unit or contract or smoke
+SYSTEM := system and not ($(QUICK)) and not nightly
+# One seed a night for what is drawn at random: another one on each day, the same for each test.
+SEED ?= $(shell date +%Y%m%d)
 
-.PHONY: campaign test system every-recipe pictures docs check links format audit hashes clean
+.PHONY: campaign test system nightly mutate kept pictures docs check links format audit hashes clean
 
 campaign: .venv/.installed
 	$(BIN)/frontrunner launch $(CAMPAIGN)
 
 test: .venv/.installed-dev
-	$(BIN)/pytest -n 2 --dist worksteal -m "$(QUICK)"
+	$(BIN)/pytest -n 2 --dist worksteal -m "($(QUICK)) and not nightly"
 
-# Batch systems, browsers and killed processes run beside each other: a test that fails runs once more and is listed.
+# Batch systems, browsers and killed processes beside each other; then what watches the whole machine.
 system: .venv/.installed-dev
-	$(BIN)/pytest --reruns 1 --rerun-show-tracebacks -n 4 --dist loadfile --no-loadscope-reorder -m "system and not alone and not ($(QUICK))"
-	$(BIN)/pytest --reruns 1 --rerun-show-tracebacks -m "system and alone and not ($(QUICK))"
+	$(BIN)/pytest -n 4 --dist loadgroup -m "$(SYSTEM) and not alone"
+	$(BIN)/pytest -m "$(SYSTEM) and alone"
 
-# Every legal recipe of two spaces of the trainer, not only the chosen ones: hours.
-every-recipe: .venv/.installed-dev
+# What is exhaustive, drawn at random, or too long for a gate: hours.
+nightly: .venv/.installed-dev
+	@echo "seed $(SEED)"
+	FRONTRUNNER_TEST_SEED=$(SEED) $(BIN)/pytest -n 2 --dist loadgroup -m nightly \
+	  --hypothesis-profile=explore --hypothesis-seed=$(SEED)
 	FRONTRUNNER_TEST_EVERY_RECIPE=1 $(BIN)/pytest -n 2 --dist load -k test_each_two_choices_together \
 	  tests/system/test_numerics.py tests/system/test_numerics_deepspeed.py
+
+# Files that are made from the code: references of docs, the schema of recipe files.
+kept: .venv/.installed-dev
+	PYTHONPATH=tests $(BIN)/python tests/support/kept_files.py
 
 # The pictures of docs/pages: of two campaigns of the examples, which are launched where there is no pictured.db; the second
 # begins with what the first has measured, and runs once more to be pictured at it.
@@ -36,8 +46,9 @@ docs: .venv/.installed-dev
 check: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy src/frontrunner
 	$(BIN)/lint-imports
+	$(BIN)/pytest -m kept
+	$(BIN)/mypy src/frontrunner
 
 # Known weaknesses of the pinned packages, as far as this machine's index tells any.
 audit:
@@ -60,7 +71,7 @@ format: .venv/.installed-dev
 	@touch $@
 
 .venv/.installed-dev: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@ .venv/.installed
 
 clean:

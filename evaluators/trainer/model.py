@@ -828,9 +828,8 @@ class MixtureOfExperts(nn.Module):
             0, chosen.flatten(), torch.ones_like(order)
         )
         if self._shape.balancing == "loss":
-            weights = cast(
-                "Tensor", _WithLoss.apply(weights, self.weigh(self._loss(scores, chosen, len(x))))
-            )  # type: ignore[no-untyped-call]
+            loss = self.weigh(self._loss(scores, chosen, len(x)))
+            weights = cast("Tensor", _WithLoss.apply(weights, loss))  # type: ignore[no-untyped-call]
         if self.balance is not None:
             self.balance.count(counts)
         rows, held = tokens[order // self._each], counts

@@ -13,8 +13,6 @@ import torch.distributed as dist
 
 from frontrunner.evaluators.trainer.rendezvous import FILE, rendezvous_url
 
-pytestmark = pytest.mark.alone
-
 MEETINGS = 12
 
 

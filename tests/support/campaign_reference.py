@@ -1,16 +1,12 @@
 """Reference tables of docs/campaign-file.md, generated from the configuration tree.
 
-    python tests/support/campaign_reference.py docs/campaign-file.md
-
-replaces the table after each marker `<!-- keys of SECTION -->` of the page.
+A table stands after each marker `<!-- keys of SECTION -->` of the page.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 from frontrunner.config.campaign import SECTIONS, CampaignConfig, section_schema
@@ -63,13 +59,3 @@ def _meaning(schema: dict[str, Any]) -> str:
 def updated(page: str) -> str:
     """Return the page with the table after each marker replaced."""
     return _MARKED.sub(lambda found: found[1] + table(found[2]), page)
-
-
-def main() -> None:
-    """Update the page that the command line names."""
-    path = Path(sys.argv[1])
-    path.write_text(updated(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,14 +1,10 @@
-"""Generate the reference of docs/commands.md: python tests/support/command_reference.py
-docs/commands.md.
-"""
+"""The reference of commands in docs/commands.md."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 
@@ -58,8 +54,3 @@ def _row(option: click.Option, context: click.Context) -> str:
 def updated(page: str) -> str:
     """Return the page with its reference replaced."""
     return MARKED.sub(lambda found: f"{found[1]}\n{reference()}\n{found[2]}", page)
-
-
-if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    place.write_text(updated(place.read_text(encoding="utf-8")), encoding="utf-8")

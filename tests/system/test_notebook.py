@@ -45,7 +45,7 @@ def test_example_notebook_is_kept_with_its_output() -> None:
     assert "/tmp" not in NOTEBOOK.read_text(encoding="utf-8")
 
 
-@pytest.mark.system
+@pytest.mark.kept
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::ResourceWarning"
 )  # of jupyter's own event loops

@@ -24,8 +24,6 @@ from frontrunner.spaces import errors
 from frontrunner.spaces.cluster import ByPrecision, Links
 from frontrunner.spaces.presets import preset_names
 from frontrunner.spaces.recipe import DIMENSIONS
-from support import command_reference as commands
-from support.campaign_reference import updated
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
@@ -43,11 +41,8 @@ def section(page: str, title: str) -> str:
     return found.group(1)
 
 
-def test_commands_page_is_the_reference_of_the_commands() -> None:
+def test_every_command_is_documented() -> None:
     page = DOCS["commands.md"]
-    assert commands.updated(page) == page, (
-        "run: python tests/support/command_reference.py docs/commands.md"
-    )
     assert all(f"### `frontrunner {name}" in page for name in COMMANDS)
 
 
@@ -56,11 +51,7 @@ def test_every_section_of_the_campaign_file_is_documented() -> None:
         assert section("campaign-file.md", f"[{name}]")
 
 
-def test_the_reference_tables_of_the_campaign_file_are_current() -> None:
-    page = DOCS["campaign-file.md"]
-    assert updated(page) == page, (
-        "run python tests/support/campaign_reference.py docs/campaign-file.md"
-    )
+def test_every_key_of_the_campaign_file_is_documented() -> None:
     for name in FILE_SECTIONS:
         assert all(
             f"| `{key}` |" in section("campaign-file.md", f"[{name}]") for key in keys_of(name)

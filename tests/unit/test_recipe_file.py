@@ -41,7 +41,6 @@ from frontrunner.spaces.errors import InvalidInput, NotFound
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.store import LocalStore
 from frontrunner.sweeps import source_of
-from support import recipe_reference
 from support.campaigns import spec_of, tiny
 from support.charted import failed, measured, recorded
 from support.formats import problem, recipes
@@ -96,12 +95,9 @@ def test_what_is_written_is_read_back_to_the_same_value_and_text(recipe: Recipe)
     assert to_text(again) == to_text(file)
 
 
-def test_the_published_schema_is_the_code_s_and_accepts_what_is_written() -> None:
+def test_the_published_schema_accepts_what_is_written() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    assert schema == recipe_reference.schema(), (
-        "write recipe_reference.schema() to docs/recipe.schema.json"
-    )
     for file in (made(), made(measured=None)):
         jsonschema.validate(json.loads(to_text(file)), schema)
     document = json.loads(to_text(made()))
