@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-import pytest
 import torch.distributed as dist
 
 from frontrunner.evaluators.trainer.rendezvous import FILE, rendezvous_url

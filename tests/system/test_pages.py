@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from frontrunner.remote import RemoteStore
 from frontrunner.results.predictions import Expected
+from frontrunner.server.auth import read_tokens
 from support.browsers import IN_A_BROWSER, api, window
 from support.live_campaigns import LiveCampaign, driven, write_steps
 from support.page_stores import page_store
@@ -303,11 +306,10 @@ def test_figures_stay_apart_and_messages_lie_over_the_page(service: Served) -> N
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1440, "dark")])
 def test_pages_fit_their_window_in_light_and_dark(service: Served, width: int, scheme: Any) -> None:
-    name = f"fits-{scheme}"
-    shown = window(service, width=width, scheme=scheme)
-    with driven(service.folder, name) as campaign, shown as page:
-        campaign.go_on(8)
-        page.reload()
+    name = RemoteStore(service.url, read_tokens(service.token_file).operator).launch(
+        {**tomllib.loads(CAMPAIGN), "name": f"fits-{scheme}", "evaluator": "simulated"}
+    )
+    with window(service, width=width, scheme=scheme) as page:
         assert fits(page)
         page.locator(f"tbody a[href='/campaigns/{name}']").click()
         wait_for_figures(page)
