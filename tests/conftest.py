@@ -60,6 +60,7 @@ tests of another file run in one worker, which sets up what they share once.
 """
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         own = {mark.name for mark in item.iter_markers()}
