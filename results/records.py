@@ -33,8 +33,6 @@ UNARCHIVED = "unarchived"
 IMPORTED = "imported"
 
 
-SMALL_CAMPAIGN = "small_campaign"
-"""Key of a problem summary: the campaign on fewer nodes from which this one is predicted."""
 USER = "user"
 """Key of an event's data: who asked for it."""
 CUT_OFF = "cut off"
@@ -78,11 +76,9 @@ class Campaign(Displayed):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it neither runs nor has an outcome or a prediction, as one that never got
-        nodes.
-        """
+        """Whether it neither runs nor has an outcome, as one that never got nodes."""
         is_under_way = self.state in (CampaignState.CREATED, CampaignState.RUNNING)
-        return not (is_under_way or self.outcomes or SMALL_CAMPAIGN in self.problem_summary)
+        return not (is_under_way or self.outcomes)
 
 
 MOST_TAGS, MOST_TAG_CHARACTERS, MOST_NOTE_CHARACTERS = 20, 40, 4000

@@ -46,13 +46,8 @@ def runnable(spec: CampaignSpec) -> Survey:
     surveyed = spec.survey()
     if not surveyed.recipes:
         raise nothing_legal(surveyed)
-    if spec.search.probe_nodes is None:
-        prepare(spec, surveyed)
-        warn_of_slow_steps(spec, surveyed)
-    else:
-        from frontrunner.search.two_stage import small_spec
-
-        runnable(small_spec(spec))
+    prepare(spec, surveyed)
+    warn_of_slow_steps(spec, surveyed)
     return surveyed
 
 
@@ -130,37 +125,20 @@ def slow_steps(spec: CampaignSpec, table: EstimateTable) -> str | None:
     )
 
 
-def why_not_here(spec: CampaignSpec) -> str | None:
-    """Return why the campaign's probes cannot run on the available machines, or None."""
-    held, nodes = spec.dispatch.nodes_per_allocation, spec.problem.cluster.nodes
-    # Enough for search.probe_nodes, which is all that the file had to promise.
-    if held is not None and held < nodes and not spec.problem.cluster.group:
-        return f"dispatch.nodes_per_allocation = {held}: expected at least cluster.nodes = {nodes}"
-    try:
-        prepare(spec)
-    except InvalidInput as error:
-        return error.message
-    return None
-
-
-def create(
-    store: Store, spec: CampaignSpec, legal_recipes: int, more: dict[str, object] | None = None
-) -> Campaign:
-    """Create the campaign in the store, with `more` in its problem summary."""
+def create(store: Store, spec: CampaignSpec, legal_recipes: int) -> Campaign:
+    """Create the campaign in the store."""
     return store.create_campaign(
         name=spec.name,
         spec_json=dump_json(spec),
         legal_recipes=legal_recipes,
-        problem_summary=problem_summary(spec) | (more or {}),
+        problem_summary=problem_summary(spec),
     )
 
 
 def change_budget(
     store: Store, record: Campaign, limits: Mapping[str, Any], *, add: bool = False
 ) -> None:
-    """Replace or raise (`add`) limits of a stored campaign's budget, and so of the one that it
-    confirms: an event.
-    """
+    """Replace or raise (`add`) limits of a stored campaign's budget: an event."""
     spec = stored_spec(record)
     now = spec.budget
     if add:
@@ -171,26 +149,13 @@ def change_budget(
                     f"campaign {record.name} has no limit of {key} to add to", hint=hint
                 )
         limits = {key: getattr(now, key) + value for key, value in limits.items()}
-    specs = [replace(spec, budget=replace(now, **limits))]
-    if spec.confirms is not None:
-        from frontrunner.search.two_stage import small_spec
-
-        small = stored_spec(store.campaign(spec.confirms))
-        has_all = (
-            small.budget == now != small_spec(spec).budget
-        )  # nothing could be confirmed at launch
-        specs.append(replace(small, budget=small_spec(specs[0], confirmable=not has_all).budget))
-    after = vars(specs[0].budget)
-    before = {f"{key}{BEFORE}": was for key, was in vars(spec.budget).items() if after[key] != was}
-    for name, changed in zip((record.name, spec.confirms), specs, strict=False):
-        # A driver takes the change in; that of a pair has shared its budget out when it began.
-        store.respecify(
-            str(name),
-            dump_json(changed),
-            BUDGET,
-            {**limits, **before},
-            driven=spec.confirms is None,
-        )
+    changed = replace(now, **limits)
+    before = {
+        f"{key}{BEFORE}": was for key, was in vars(now).items() if getattr(changed, key) != was
+    }
+    store.respecify(
+        record.name, dump_json(replace(spec, budget=changed)), BUDGET, {**limits, **before}
+    )
 
 
 def launched_budget(store: Store, record: Campaign) -> Budget:

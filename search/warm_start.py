@@ -36,7 +36,6 @@ from frontrunner.spaces.recipe import Recipe
 CLOSE_PARAMETERS, CLOSE_HIDDEN = 4.0, 2.0
 """Largest ratios between models of close shape, whose matrix products have like rates; assumed."""
 OTHER_DEVICE = "of another device"
-OTHER_DRIVER = "of another driver version"
 MOST_EVIDENCE = 200
 """Nearest problems' outcomes that are passed on; a Gaussian process takes the cube of their
 number.
@@ -124,7 +123,7 @@ def prior_results(store: Store, record: Campaign, spec: CampaignSpec) -> PriorRe
     """Collect what a campaign can use of those created before it, as far as this version can read
     them.
     """
-    if not (spec.search.warm_start or spec.search.reuse or spec.confirms):
+    if not (spec.search.warm_start or spec.search.reuse):
         return PriorResults()
     earlier = []
     for summary in reversed(store.campaigns()):  # the oldest first
@@ -149,14 +148,11 @@ def gather(
     left_out: Counter[str] = Counter()
     reusable: dict[str, ReusableResult] = {}
     for one in earlier:
-        is_small_self = one.campaign.name == spec.confirms  # made of the same file, for this
         whys: dict[str, str | None] = {}  # by the recipe's group
         for known in campaign_results(store, one.campaign.id):
             there = one.spec.problem.at(known.recipe)
             if known.recipe.group not in whys:
-                whys[known.recipe.group] = (
-                    None if is_small_self else _why_no_evidence(one, spec, there)
-                )
+                whys[known.recipe.group] = _why_no_evidence(one, spec, there)
             why_none = whys[known.recipe.group]
             if (outcome := _reusable_outcome(known, one.spec, spec, here, store.now())) is not None:
                 reusable[recipe_id(spec.problem, known.recipe)] = (
@@ -169,11 +165,9 @@ def gather(
                         run_folder=known.run_folder,
                     )
                 )
-            if not (spec.search.warm_start or is_small_self):
+            if not spec.search.warm_start:
                 continue
-            recipe = (
-                known.recipe if is_small_self else _on_own_nodes(known.recipe, there, spec.problem)
-            )
+            recipe = _on_own_nodes(known.recipe, there, spec.problem)
             if why_none is not None or recipe is None:
                 left_out[why_none or OTHER_DEVICE] += 1
                 continue
@@ -293,10 +287,7 @@ def _why_not(
 ) -> str | None:
     if earlier.campaign.figures == "measured":
         different = _other_software(known.provenance, here)
-        # A pair's first campaign may run on a machine of its own: its evidence is what the second
-        # is for.
-        is_own = earlier.campaign.name == spec.confirms and different == OTHER_DRIVER
-        if different is not None and not is_own:
+        if different is not None:
             return different
     knobs = {(name, knob.flag, knob.env) for name, knob in spec.space.custom.items()}
     if not knobs.issuperset((one.name, one.flag, one.env) for one in known.recipe.custom):
@@ -316,9 +307,9 @@ def _other_software(there: Provenance | None, here: Provenance) -> str | None:
     one, other = there.versions, here.versions
     if one.get("torch", "").split(".")[:2] != other.get("torch", "").split(".")[:2]:
         return "of another torch"
-    return (
-        OTHER_DRIVER if any(one.get(name) != other.get(name) for name in GPU_DRIVER_FILES) else None
-    )
+    if any(one.get(name) != other.get(name) for name in GPU_DRIVER_FILES):
+        return "of another driver version"
+    return None
 
 
 def _device(problem: Problem) -> object:

@@ -11,17 +11,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.special import stdtrit
 
 from frontrunner.evaluators.analytic.estimates import memory_limits
 from frontrunner.evaluators.analytic.fit import are_of_one_machine, refit, samples_of_problems
 from frontrunner.evaluators.analytic.machine import fit_of
-from frontrunner.evaluators.analytic.priors import NORMAL_95
-from frontrunner.evaluators.analytic.scaling import network_ends
 from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
-from frontrunner.results.predictions import Belief, Predicted, Proposed
+from frontrunner.results.predictions import Belief, Expected, Proposed
 from frontrunner.search.guided.acquisition import Allowances, Front, mean_loss
 from frontrunner.search.guided.belief import BeliefMap
 from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
@@ -33,7 +30,7 @@ from frontrunner.search.guided.prior import (
     most_promising,
     prior_of,
 )
-from frontrunner.search.guided.speed import FREEDOM, Observation, SpeedModel, amplitudes_of
+from frontrunner.search.guided.speed import Observation, SpeedModel, amplitudes_of
 from frontrunner.search.strategies.candidates import Candidates, Listed
 from frontrunner.search.strategy import TOKENS_ALONE, Evidence, Outlook, Told
 from frontrunner.spaces.cluster import FittedCode
@@ -76,8 +73,6 @@ LACKED_MEMORY = {FailureKind.OUT_OF_MEMORY: True, FailureKind.CRASHED: None, Fai
 """Whether a failure was for want of memory, None where it may have been; the others took steps, or
 were refused.
 """
-STUDENT_95 = float(stdtrit(FREEDOM, 0.975))
-"""As `NORMAL_95`, of the noise, in its scales."""
 MEDIAN_OVER_MEAN = 1.25
 """The standard error of a median over that of a mean, of many normal values: sqrt(pi / 2)."""
 
@@ -215,7 +210,6 @@ class Guided:
         self._pending: dict[int, Proposed] = {}
         self._told_groups: set[str] = set()
         self._remembered: dict[str, list[int]] = {}
-        self._elsewhere: list[tuple[Problem, list[Recipe]]] = []
         self._log_divisors = np.log(
             each(
                 survey.recipes,
@@ -272,8 +266,6 @@ class Guided:
             is_fitted = self._is_of_here(problem) and not self._has_own_prior
             fitted = _with(fits, problem) if is_fitted else problem
             table = table.with_rows([piece.recipe for piece in known], fitted, number, self._custom)
-            ran = [piece.recipe for piece in known if isinstance(piece.outcome, Measurement)]
-            self._elsewhere.append((problem, ran))
         self._know(table)
         for row, piece in learned:
             spread = OTHER_PROBLEM_SPREAD if table.problem[row] else SAME_PROBLEM_SPREAD
@@ -365,35 +357,25 @@ class Guided:
             of_front=several,
         )
 
-    def forecasts(self, count: int) -> list[Predicted]:
-        """Predict the `count` best recipes; none before any outcome was remembered or told."""
+    def forecasts(self) -> dict[Recipe, Expected]:
+        """Return what is expected of each recipe, or of the most promising `LOOKED_AT`.
+
+        It is empty before any outcome was remembered or told.
+        """
         if not self._seen.observations:
-            return []
+            return {}
         self._learn()
         rows = self._promising(np.arange(len(self._nodes)), None)
-        mean, deviation = self._speed.predict(rows)
-        chance, own = (
-            self._feasible.chance(rows),
-            np.hypot(NORMAL_95 * deviation, STUDENT_95 * self._speed.noise),
-        )
-        recipes = [self._candidates.recipes[row] for row in rows]
-        here = (self._problem, [self._candidates.recipes[row] for row in self._seen.log_speeds])
-        faster, slower = np.hypot(
-            own, network_ends(recipes, self._problem, [*self._elsewhere, here])
-        )
-        order = np.argsort(-(mean + np.log(np.maximum(chance, ALMOST_NONE))), kind="stable")[:count]
-        return [
-            Predicted(
-                recipe_id=recipe_id(self._problem, recipe),
-                recipe=recipe,
-                tokens_per_s=float(np.exp(mean[at])),
-                low=float(np.exp(mean[at] - slower[at])),
-                high=float(np.exp(mean[at] + faster[at])),
+        tokens_per_s = np.exp(self._speed.predict(rows)[0] + self._log_divisors[rows])
+        chance = self._feasible.chance(rows)
+        return {
+            self._candidates.recipes[row]: Expected(
+                tokens_per_s=float(tokens_per_s[at]),
                 chance=float(chance[at]),
+                expected_improvement=None,
             )
-            for at in order.tolist()
-            for recipe in (recipes[at],)
-        ]
+            for at, row in enumerate(rows)
+        }
 
     def worth_repeating(self) -> Recipe | None:
         """Return the less measured of the two best, where confusing them costs more than a probe

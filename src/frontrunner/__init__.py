@@ -26,7 +26,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "api": (
         "archive backup_store best campaigns change_budget check_store copy_store dataframe delete"
-        " explain export failures film front history label launch measure pareto plot predictions"
+        " explain export failures film front history label launch measure pareto plot"
         " prunable prune_store rename report resume running show status step survey unarchive"
         " upgrade_store"
     ),

@@ -245,14 +245,11 @@ def _around(
         strategy=strategy,
         baseline=recipe,
         objectives=TOKENS_ALONE,
-        probe_nodes=None,
         repeats=repeats,
     )
     suffix = f"-{strategy}"
     name = f"{spec.name[: MOST_NAME_CHARACTERS - len(suffix)]}{suffix}"
-    return replace(
-        spec, name=name, search=search, budget=budget or Budget(), file=None, confirms=None
-    )
+    return replace(spec, name=name, search=search, budget=budget or Budget(), file=None)
 
 
 def sweep(

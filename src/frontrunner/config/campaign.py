@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
 
 from frontrunner.config.recipe_file import read
+from frontrunner.config.removed import refuse_removed
 from frontrunner.config.toml_file import Table, read_text, read_toml, set_value, value_of
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.reading import json_table
@@ -657,6 +658,7 @@ def read_campaign_file(
 
 def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFile:
     """Validate a campaign from parsed TOML or JSON; relative paths are taken from `base`."""
+    refuse_removed(table)
     return parse(CampaignConfig, table, base=base).campaign(default_name)
 
 
@@ -681,6 +683,7 @@ def read_cluster_file(path: Path) -> Cluster:
         section = table.get("cluster")
         if isinstance(section, dict) and "file" in section:
             raise errors.bad_value("cluster.file", section["file"], "no such key in a cluster file")
+        refuse_removed(table)
         return parse(ClusterFile, table, base=path.parent).cluster
 
 
@@ -734,4 +737,5 @@ def parse_cluster(table: Table) -> Cluster:
     """Validate the keys of a section [cluster]; a relative `file` is taken from the working
     directory.
     """
+    refuse_removed({"cluster": table})
     return parse(ClusterFile, {"cluster": table}).cluster

@@ -23,7 +23,6 @@ from frontrunner.config.toml_file import Table
 from frontrunner.evaluators.analytic.timeline import StepTimeline
 from frontrunner.evaluators.cluster.settings import HIDDEN_LINES
 from frontrunner.results.pages import Comparison, HistoryPage, TrialPage
-from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import FILTERS, RankBy, RankedRecipe, Ranking
 from frontrunner.results.records import Labels
 from frontrunner.results.redaction import REDACTED, redact
@@ -572,14 +571,6 @@ QUESTIONS = (
         {"campaign": InCampaign, **{name: _filter_type(name) for name in STEP_DIMENSIONS}},
     ),
     Question("export", "recipes", "/recipes/{recipe_id}/export", str, {"to": str}),
-    Question(
-        "predictions_of",
-        "recipes",
-        "/recipes/{recipe_id}/predictions",
-        list[SmallScale],
-        make=tuple,
-    ),
-    Question("predictions", "reports", "/campaigns/{name}/predictions", SmallScale | None),
     Question("film", "reports", "/campaigns/{name}/film", Film, {"x": AXIS, "y": AXIS}),
     Question("baseline", "reports", "/campaigns/{name}/baseline", Baseline | None),
 )

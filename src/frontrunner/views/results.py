@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from frontrunner.config.settings import located
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
-from frontrunner.results.predictions import Predicted, SmallScale, outlook_of
+from frontrunner.results.predictions import outlook_of
 from frontrunner.results.pruning import Deleted
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import GROUPS, IMPORTED, Campaign, CampaignSummary, Labels
@@ -35,8 +34,6 @@ from frontrunner.views.columns import (
     ENDINGS,
     FIGURES,
     ORIGINS,
-    RECIPE,
-    RECIPE_ID,
     Column,
     against,
     expert_balance,
@@ -513,94 +510,3 @@ def print_recipe(recipe: Recipe) -> None:
         out.say(f"  {own.name:<20} {own.shown()}  ({own.flag or own.env})")
     for field in ("data_parallel", "global_batch_seqs"):
         out.say(f"  {field:<20} {getattr(recipe, field)}")
-
-
-def interval(predicted: Predicted) -> str:
-    """Return the ends of the 95 % interval: `50,000-80,000`."""
-    return f"{thousands(predicted.low)}-{thousands(predicted.high)}"
-
-
-PREDICTIONS: tuple[Column[Predicted], ...] = (
-    RECIPE_ID,
-    Column("tokens_per_s", "predicted", attrgetter("tokens_per_s"), thousands),
-    Column("interval", "95 %", interval),
-    Column("chance", "runs", attrgetter("chance"), lambda chance: percent(chance, 0), drop=3),
-    Column(
-        "confirmed",
-        "measured",
-        lambda row: (
-            thousands(row.confirmed.tokens_per_s)
-            if row.confirmed
-            else "failed"
-            if row.failed
-            else None
-        ),
-    ),
-    Column("error", "off by", attrgetter("error"), lambda error: f"{100 * error:+.1f} %", drop=2),
-    *(replace(column, drop=column.drop + 1) for column in RECIPE[1:]),
-)
-
-
-def print_predictions(scale: SmallScale) -> None:
-    """Print the predicted ranking with what was confirmed of it; nothing where nothing is predicted
-    yet.
-    """
-    if not scale.predicted:
-        return
-    out = console()
-    title = f"{scale.campaign}: predicted tokens/s on {scale.nodes} nodes"
-    best = scale.predicted[0]
-    out.print(
-        column_table(
-            title, PREDICTIONS, scale.predicted, width=out.width, bold=lambda row: row is best
-        )
-    )
-    print_origin(scale.figures)
-    for line in scale_lines(scale):
-        out.say(line)
-
-
-def print_prediction(scale: SmallScale) -> None:
-    """Print what a campaign predicts of one recipe, in two lines."""
-    (one,) = scale.predicted
-    came = (
-        f"measured {thousands(one.confirmed.tokens_per_s)} there"
-        if one.confirmed
-        else "not measured there"
-    )
-    out = console()
-    out.say(
-        f"predicted  {thousands(one.tokens_per_s)} tokens/s on {scale.nodes} nodes (95 %:"
-        f" {interval(one)}), {percent(one.chance, 0)} to run:"
-        f" {'failed there' if one.failed else came}; campaign {scale.campaign}"
-    )
-    out.say(
-        f"           {one.recipe_id}  {one.recipe.describe()}, from campaign {scale.small}:"
-        f" {scale.scale}"
-    )
-
-
-def scale_lines(scale: SmallScale) -> tuple[str, ...]:
-    """Return what is measured small, what is predicted large with its error, and what is
-    confirmed.
-    """
-    small = plain(
-        f"measured   {scale.small_measured} recipes on fewer nodes: campaign {scale.small},"
-        f" {scale.scale}"
-    )
-    if not scale.predicted:
-        return small, f"predicted  nothing yet for {scale.nodes} nodes"
-    best, many = scale.predicted[0], f"{len(scale.predicted)} predictions"
-    confirmed = f"none of {many}"
-    if scale.mean_error is not None:
-        confirmed = (
-            f"{len(scale.confirmed)} of {many}, off by {percent(scale.mean_error)} on average"
-        )
-    return (
-        small,
-        (
-            f"predicted  best on {scale.nodes} nodes: {best.recipe_id} "
-            f" {thousands(best.tokens_per_s)} tokens/s (95 %: {interval(best)})"
-        ),
-        f"confirmed  {confirmed}",
-    )
