@@ -24,10 +24,15 @@ others.
 
 OBJECTIVE = "objective"
 """Key of a campaign's problem summary: what it seeks, where that is not tokens/s."""
-GROUPS = "groups"
-"""Key of a problem summary: nodes, device, devices per node and price of each of the cluster's
-groups, by its name.
+NODE_TYPES = "groups"
+"""Key of a problem summary of an earlier version: the nodes of each of several node types, by its
+name.
 """
+SEVERAL_NODE_TYPES = (
+    "several node types, which this version does not know: a recipe's group names its node type;"
+    " prices are not shown"
+)
+"""What is shown of such a campaign."""
 UNARCHIVED = "unarchived"
 """Event of a campaign that came from an archive; its data name the file and its hash."""
 IMPORTED = "imported"
@@ -73,6 +78,16 @@ class Campaign(Displayed):
         """Simulated or imported where `problem_summary` says so."""
         said = self.problem_summary.get("figures")
         return cast(Figures, said) if said in get_args(Figures) else "measured"
+
+    @property
+    def objective(self) -> str:
+        """What it seeks: tokens (tokens/s), tokens_per_device or tokens_per_cost.
+
+        Prices of several node types are not known, so that such a campaign is ranked by tokens/s.
+        """
+        sought = str(self.problem_summary.get(OBJECTIVE, "tokens"))
+        is_unknown = sought == "tokens_per_cost" and NODE_TYPES in self.problem_summary
+        return "tokens" if is_unknown else sought
 
     @property
     def is_idle(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.cluster.settings import RAY, SPARE_WALLTIME_S, DispatchSettings
+from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, DispatchSettings
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
@@ -173,9 +173,7 @@ class Budget:
     node_hours: float | None = None
     """Nodes times hours of probes, failures included; by default no limit."""
     cost: float | None = None
-    """Price of the probes' node-hours, by the `cluster.price_per_node_hour` of the nodes that each
-    ran on; by default no limit.
-    """
+    """Price of the probes' node-hours, by `cluster.price_per_node_hour`; by default no limit."""
     hard: bool = False
     """End running probes 15 s before `minutes`, `node_hours` or `cost` would be passed, and start
     none after that. What is cut off is no failure of its recipe.
@@ -220,13 +218,12 @@ class CampaignSpec:
     def __post_init__(self) -> None:
         search, dispatch, nodes = self.search, self.dispatch, self.problem.cluster.nodes
         parallel, backend = search.parallel_probes, self.problem.cluster.backend
-        self._check_groups()
-        if self.budget.cost is not None and not self.problem.cluster.is_priced:
-            raise bad_value("budget.cost", self.budget.cost, f"{self._price} beside it")
-        if "tokens_per_cost" in search.objectives and not self.problem.cluster.is_priced:
-            raise bad_value(
-                "search.objectives", list(search.objectives), f"{self._price} beside it"
-            )
+        if self.problem.cluster.price_per_node_hour is None:
+            expected = "cluster.price_per_node_hour beside it"
+            if self.budget.cost is not None:
+                raise bad_value("budget.cost", self.budget.cost, expected)
+            if "tokens_per_cost" in search.objectives:
+                raise bad_value("search.objectives", list(search.objectives), expected)
         if self.evaluator != IMPORTED:  # rows of a table, which nothing evaluates
             require_evaluator_name(self.evaluator)
         if (
@@ -249,51 +246,16 @@ class CampaignSpec:
             )
         self._check_dispatch()
 
-    @property
-    def _price(self) -> str:
-        return (
-            "cluster.group.price_per_node_hour"
-            if self.problem.cluster.group
-            else "cluster.price_per_node_hour"
-        )
-
-    def _check_groups(self) -> None:
-        """Refuse what cannot work on several node types, and options of groups that the cluster
-        lacks.
-        """
-        cluster, known = self.problem.cluster, self.problem.by_group
-        if unknown := next((name for name in self.dispatch.group if name not in known), None):
-            groups = (
-                f"one of {', '.join(known)}"
-                if cluster.group
-                else "no entry: the cluster has no groups"
-            )
-            raise bad_value("dispatch.group", unknown, groups)
-        if not cluster.group:
-            return
-        if self.evaluator == "table":
-            raise bad_value(
-                "evaluator", "table", "another with cluster.group: a table is of one node type"
-            )
-        for name in known if self.dispatch.backend == RAY else ():
-            if not self.dispatch.of_group(name).resources:
-                expected = (
-                    f"an entry: the resource of Ray by which nodes of {name} differ from others"
-                )
-                raise bad_value(f"dispatch.group.{name}.resources", None, expected)
-
     def _check_dispatch(self) -> None:
         dispatch, nodes = self.dispatch, self.problem.cluster.nodes
         least_s = self.probe.deadline_s + SPARE_WALLTIME_S
-        for name, own in self.problem.by_group.items():
-            of, in_group = dispatch.of_group(name), f" of group {name}" if name else ""
-            held, most = of.nodes_per_allocation, own.cluster.nodes
-            if held is not None and held < most:
-                expected = f"at least cluster.nodes{in_group} = {most}"
-                raise bad_value("dispatch.nodes_per_allocation", held, expected)
-            if of.backend == "parsl" and of.walltime_s < least_s:
-                expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"
-                raise bad_value("dispatch.walltime", of.walltime, expected)
+        held = dispatch.nodes_per_allocation
+        if held is not None and held < nodes:
+            expected = f"at least cluster.nodes = {nodes}"
+            raise bad_value("dispatch.nodes_per_allocation", held, expected)
+        if dispatch.backend == "parsl" and dispatch.walltime_s < least_s:
+            expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"
+            raise bad_value("dispatch.walltime", dispatch.walltime, expected)
         if dispatch.has_nodes and EVALUATORS.get(self.evaluator, COMMAND) not in DISPATCHED:
             expected = (
                 'no section [dispatch] (--set dispatch={}), or evaluator = "probe" or "command"'
@@ -400,13 +362,6 @@ class CampaignSpec:
             from frontrunner.evaluators.external.command import check_program
 
             check_program(replace(self, run_root="").probe_setup(), make, recipe)
-
-    def on_group(self, name: str) -> CampaignSpec:
-        """Return the campaign on the nodes of one group alone."""
-        own, dispatch = self.problem.by_group[name], self.dispatch.of_group(name)
-        return replace(
-            self, problem=own, dispatch=dispatch, space=self.space.with_choices(group=())
-        )
 
     def probe_setup(self) -> ProbeSetup:
         """Return what this campaign's probes and replays share."""

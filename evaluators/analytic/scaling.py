@@ -118,10 +118,6 @@ def scaling(space: Space, problem: Problem, nodes: Sequence[int], rate: str = "t
 
     `rate`, one of `pareto.RATES`, is what the best number of nodes has the most of.
     """
-    problem, space = (
-        problem.by_group[space.only_group(problem.cluster)],
-        space.with_choices(group=()),
-    )
     counts = check_counts(nodes, problem.cluster.devices_per_node)
     judge = functools.cache(functools.partial(_row, space.with_choices(devices=()), problem))
     strong = _judged([judge(count, problem.global_batch) for count in counts], problem, rate)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.estimates import memory_limits
 from frontrunner.evaluators.analytic.fit import are_of_one_machine, refit, samples_of_problems
 from frontrunner.evaluators.analytic.machine import fit_of
 from frontrunner.evaluators.analytic.software import coded
@@ -35,7 +34,6 @@ from frontrunner.search.strategies.candidates import Candidates, Listed
 from frontrunner.search.strategy import TOKENS_ALONE, Evidence, Outlook, Told
 from frontrunner.spaces.cluster import FittedCode
 from frontrunner.spaces.columns import each
-from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.pareto import pareto_front
 from frontrunner.spaces.problem import Problem
@@ -86,7 +84,8 @@ class Observations:
     of that kind.
     """
 
-    memory_bytes: Rows
+    rows: int
+    memory_bytes: float
     log_speeds: dict[int, list[float]] = field(default_factory=dict)
     spreads: dict[int, list[float]] = field(default_factory=dict)
     log_peaks: dict[int, float] = field(default_factory=dict)
@@ -95,7 +94,7 @@ class Observations:
 
     def __post_init__(self) -> None:
         """Begin with rows that have no outcome."""
-        self.mean_log_speed, self.has_run = np.full((2, len(self.memory_bytes)), np.nan)
+        self.mean_log_speed, self.has_run = np.full((2, self.rows), np.nan)
 
     def add(self, row: int, outcome: Outcome, table: CandidateTable) -> None:
         """Take in an outcome of this campaign; one that the machine is to blame for teaches
@@ -110,7 +109,7 @@ class Observations:
             )
             if peak := outcome.peak_memory_bytes_max_rank:
                 self.log_peaks[row] = max(
-                    math.log(peak / self.memory_bytes[row]), self.log_peaks.get(row, -math.inf)
+                    math.log(peak / self.memory_bytes), self.log_peaks.get(row, -math.inf)
                 )
             # The standard error of its median step, as a share.
             spread = (
@@ -121,7 +120,7 @@ class Observations:
             for known in (self.log_speeds, self.spreads, self.log_peaks):
                 known.pop(row, None)
             self.mean_log_speed[row], self.has_run[row] = np.nan, 0.0
-        self.learn(row, outcome, table, spread=spread, memory_bytes=self.memory_bytes[row])
+        self.learn(row, outcome, table, spread=spread, memory_bytes=self.memory_bytes)
 
     def learn(
         self,
@@ -194,21 +193,19 @@ class Guided:
             survey = survey.keep(rows)
         self._candidates = Candidates(survey, seed)
         self._problem, self._seed, self._custom = survey.problem, seed, dict(survey.custom)
-        if len(groups := survey.dimensions.get("group", ())) > 1:
-            self._custom["group"] = CustomKnob(values=groups)
         self._has_own_prior = prior is not None
         self._nodes = each(
             survey.recipes, lambda recipe: nodes_used(recipe, survey.problem), np.float64
         )
-        self._groups = each(survey.recipes, lambda recipe: recipe.group, "U32")
         self._allowances = Allowances(objectives, self._nodes)
         self._closeness = np.exp(
             CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes))
         )
-        self._seen = Observations(memory_bytes=memory_limits(survey.recipes, survey.problem))
+        self._seen = Observations(
+            rows=len(survey.recipes), memory_bytes=survey.problem.cluster.memory_bytes_per_device
+        )
         self._map = BeliefMap.of(survey)
         self._pending: dict[int, Proposed] = {}
-        self._told_groups: set[str] = set()
         self._remembered: dict[str, list[int]] = {}
         self._log_divisors = np.log(
             each(
@@ -269,12 +266,12 @@ class Guided:
         self._know(table)
         for row, piece in learned:
             spread = OTHER_PROBLEM_SPREAD if table.problem[row] else SAME_PROBLEM_SPREAD
-            memory = piece.problem.at(piece.recipe).cluster.memory_bytes_per_device
+            memory = piece.problem.cluster.memory_bytes_per_device
             self._remembered.setdefault(recipe_id(piece.problem, piece.recipe), []).append(row)
             self._seen.learn(row, piece.outcome, table, spread=spread, memory_bytes=memory)
 
     def _is_of_here(self, problem: Problem) -> bool:
-        return not problem.cluster.group and are_of_one_machine(problem, self._problem)
+        return are_of_one_machine(problem, self._problem)
 
     def ask(self, count: int) -> list[Recipe]:
         """Return up to `count` legal recipes; pending ones are taken to run as fast as expected
@@ -298,7 +295,6 @@ class Guided:
             return
         self._candidates.take(row)
         self._pending.pop(row, None)
-        self._told_groups.add(told.recipe.group)
         if isinstance(told.outcome, Measurement) or told.outcome.policy.counts_against_recipe:
             self._seen.forget(self._remembered.pop(recipe_id(self._problem, told.recipe), ()))
         self._seen.add(row, told.outcome, self._table)
@@ -312,10 +308,10 @@ class Guided:
         return None if row is None else self._pending.get(row)
 
     def outlook(self) -> Outlook | None:
-        """Return the expected gain; None before a measurement, and until each node count and group
-        was tried.
+        """Return the expected gain; None before a measurement, and until each node count was
+        tried.
         """
-        if not self._seen.log_speeds or self._untried() or len(self._of_untried_groups()):
+        if not self._seen.log_speeds or self._untried():
             return None
         self._learn()
         speeds, held = self._measured()
@@ -459,18 +455,6 @@ class Guided:
         """
         return self._allowances.untried(self._nodes[self._tried])
 
-    def _of_untried_groups(self) -> Places:
-        """Return the open rows of groups that no probe has had: how wrong the formulas are differs
-        by device.
-
-        A probe that was lost is one, too: else nothing would run but on a group that loses all.
-        """
-        rows, had = (
-            self._candidates.open_rows(),
-            [*self._told_groups, *self._groups[list(self._pending)]],
-        )
-        return rows[~np.isin(self._groups[rows], had)]
-
     @property
     def _tried(self) -> list[int]:
         return [
@@ -492,8 +476,7 @@ class Guided:
     def _choose(self) -> tuple[int, Proposed]:
         self._learn()
         front = self._front()
-        untried, opened = self._of_untried_groups(), self._candidates.open_rows()
-        rows = self._promising(untried if len(untried) else opened, front)
+        rows = self._promising(self._candidates.open_rows(), front)
         mean, deviation = self._speed.predict(rows)
         chance, demands = self._feasible.chance(rows), self._demands(rows)
         if front is None:

@@ -50,4 +50,4 @@ def advise(campaign_file: str | Path | Mapping[str, Any]) -> Advice:
     and the cluster.
     """
     spec = campaign_of(campaign_file).spec
-    return advice.advise(spec.space, spec.problem, _rate(spec))
+    return advice.advise(spec.space, spec.problem)

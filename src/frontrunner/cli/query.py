@@ -22,7 +22,7 @@ from frontrunner.cli.options import (
 )
 from frontrunner.results.frames import write_frame
 from frontrunner.results.pages import HistoryPage
-from frontrunner.results.records import OBJECTIVE, CampaignList
+from frontrunner.results.records import NODE_TYPES, SEVERAL_NODE_TYPES, CampaignList
 from frontrunner.results.status import FailureList
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.text import as_plain
@@ -78,9 +78,11 @@ def best(
         return
     if not ranking:
         raise _nothing_measured(backend, campaign, "a peak within --max-memory-gb")
-    sought = by or backend.status(campaign).campaign.problem_summary.get(OBJECTIVE, "tokens")
-    views.print_ranking(ranking, title=f"best by {sought}")
-    if baseline := backend.baseline(campaign):
+    ranked = backend.status(campaign).campaign
+    views.print_ranking(ranking, title=f"best by {by or ranked.objective}")
+    if NODE_TYPES in ranked.problem_summary:
+        click.echo(f"campaign {ranked.name} is on {SEVERAL_NODE_TYPES}")
+    elif baseline := backend.baseline(campaign):
         click.echo(baseline.in_words())
 
 

@@ -339,7 +339,7 @@ def _replays_here(found: LocalStore, campaign: str, winner: RankedRecipe) -> boo
     """
     with found.opened() as store:
         spec = stored_spec(store.campaign(campaign))
-    is_here = winner.recipe.devices <= spec.problem.at(winner.recipe).cluster.devices_per_node
+    is_here = winner.recipe.devices <= spec.problem.cluster.devices_per_node
     return winner.figures == "measured" and (is_here or spec.dispatch.backend is not None)
 
 

@@ -8,7 +8,6 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -43,7 +42,6 @@ Schema = dict[str, Any]
 THIS_MACHINE = "this-machine"
 FURTHER_TOKENS = "num_nextn_predict_layers"
 CUSTOM = "custom"
-MOST_GROUPS = 64
 _COUNT = {"type": "integer", "minimum": 1}
 _BATCH_SCHEMA = {
     "description": "Sequences per optimizer step, or [minimum, maximum].",
@@ -144,9 +142,6 @@ def _fill_cluster(given: Table, base: Path) -> Table:
     """Complete a [cluster] by its preset, file or device; a device that ships is named by its
     key.
     """
-    if given.get("group"):
-        return _uneven_cluster(given, base)
-    given = {key: value for key, value in given.items() if key != "group" or value not in ([], ())}
     found = _with_figures(dict(given), base)
     if "fitted" in found:
         found["fitted"] = _as_tuples(found["fitted"])
@@ -161,46 +156,6 @@ def _as_tuples(given: Any) -> Any:
     if isinstance(given, dict):
         return {key: _as_tuples(value) for key, value in given.items()}
     return tuple(map(_as_tuples, given)) if isinstance(given, list | tuple) else given
-
-
-def _uneven_cluster(given: Table, base: Path) -> Table:
-    """Summarize the groups of a cluster, each filled in by itself over what [cluster] says of
-    all.
-    """
-    groups, shared = given["group"], {key: value for key, value in given.items() if key != "group"}
-    if not isinstance(groups, list) or not all(
-        isinstance(one, dict) and not one.get("group") for one in groups
-    ):
-        raise errors.bad_value(
-            "cluster.group", groups, 'tables [[cluster.group]], each with name = "..."'
-        )
-    if len(groups) > MOST_GROUPS:
-        raise errors.bad_value("cluster.group", f"{len(groups)} groups", f"at most {MOST_GROUPS}")
-    name = shared.pop("name", None) or shared.get("preset", "custom")
-    found = [_group(one, shared, base) for one in groups]
-    return asdict(Cluster.of_groups(name, found))
-
-
-def _group(own: Table, shared: Table, base: Path) -> Cluster:
-    """Return one group; what [cluster] says of its device is not said of that of a group which
-    names its own.
-    """
-    name = own.get("name")
-    if not isinstance(name, str):
-        meant = next(
-            (key for key in own if name is None and get_close_matches(key, ["name"], cutoff=0.75)),
-            "name",
-        )
-        hint = None if meant == "name" else f"{meant} is no key of a group: did you mean 'name'?"
-        raise errors.bad_value(
-            "cluster.group.name", name, 'a name for each group, as "h100"', hint=hint
-        )
-    if not own.keys().isdisjoint(NAMES_A_DEVICE):
-        device = {key for table in presets.catalogue("devices").values() for key in table}
-        left_out = {*NAMES_A_DEVICE, *device, "efficiencies", "expected_error", "fitted"}
-        shared = {key: value for key, value in shared.items() if key not in left_out}
-    with errors.naming(f"group {name}"):
-        return parse(ClusterFile, {"cluster": shared | own}, base=base).cluster
 
 
 def _with_figures(table: Table, base: Path) -> Table:
@@ -304,14 +259,6 @@ def _cluster_schema(schema: Schema) -> None:
     }
     schema["properties"]["device"]["examples"] = list(presets.preset_names("devices"))
     filled = _fill_cluster({"device": presets.preset_names("devices")[0]}, Path())
-    schema["properties"]["group"] = {"type": "array", "items": {"type": "object"}} | {
-        "description": (
-            "Node types of an uneven cluster, `[[cluster.group]]`: each with a `name` of its own"
-            " and the keys of `[cluster]` that differ, as `preset` or `device`, `nodes` and"
-            " `price_per_node_hour`; a recipe runs within one group. See [several node"
-            " types](clusters.md#several-node-types)."
-        )
-    }
     schema["properties"]["fitted"] = {"type": "array", "items": {"type": "object"}} | {
         "description": (
             "Constants fitted to measured steps of training codes, `[[cluster.fitted]]`, as"
@@ -321,7 +268,7 @@ def _cluster_schema(schema: Schema) -> None:
     }
     own = [key for key in schema.pop("required") if key not in filled or key == "device"]
     schema["anyOf"] = [
-        *({"required": [key]} for key in ("preset", "file", "group")),
+        *({"required": [key]} for key in ("preset", "file")),
         {"required": own},
     ]
 

@@ -9,7 +9,15 @@ _FEW_NODES_FIRST = (
     "launch a campaign on few nodes first (--set cluster.nodes=N --set problem.global_batch=M); the"
     " campaign on all nodes then learns from its outcomes (search.warm_start)"
 )
+_ONE_NODE_TYPE = (
+    "a cluster is of one node type: launch a campaign for each node type, and compare them"
+    " (frontrunner compare A B); frontrunner plan FILE --cluster A.toml --cluster B.toml ranks"
+    " clusters"
+)
 REMOVED_KEYS = {
+    "cluster.group": _ONE_NODE_TYPE,
+    "dispatch.group": _ONE_NODE_TYPE,
+    "space.group": _ONE_NODE_TYPE,
     "search.probe_nodes": _FEW_NODES_FIRST,
     "search.confirm_probes": f"budget.probes limits each campaign; {_FEW_NODES_FIRST}",
 }

@@ -337,13 +337,8 @@ def campaign_table(body: CampaignBody, known: Registered) -> Table:
     table: Table = {
         name: dict(getattr(body, name)) for name in SECTIONS if name in body.model_fields_set
     }
-    groups = table.get("cluster", {}).get("group")
-    stated = [
-        *table.items(),
-        *(("cluster.group", one) for one in (groups if isinstance(groups, list) else ())),
-    ]
-    for section, content in stated:
-        for key in FORBIDDEN_KEYS.get(section.removesuffix(".group"), ()):
+    for section, content in table.items():
+        for key in FORBIDDEN_KEYS.get(section, ()):
             if isinstance(content, Mapping) and key in content:
                 raise bad_value(
                     f"{section}.{key}", content[key], "no path in a request to a service"

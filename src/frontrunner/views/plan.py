@@ -470,19 +470,6 @@ def begin_with(advice: Advice) -> str | None:
     return f"{_named(found)}: {rates}{_peak(found, advice)}"
 
 
-def _beginnings(advice: Advice) -> tuple[str, ...]:
-    """Return the recommended recipe, and after it those of other groups; none where nothing
-    fits.
-    """
-    if (begin := begin_with(advice)) is None:
-        return ()
-    others = ((one.problem.cluster.name, begin_with(one)) for one in advice.elsewhere)
-    return (
-        begin,
-        *(f"{name} instead: {its or 'nothing is estimated to fit'}" for name, its in others),
-    )
-
-
 def commands(advice: Advice, file: str) -> dict[str, str]:
     """Return the commands to run next, each with its purpose."""
     quoted, found = shlex.quote(file), _estimate(advice)
@@ -568,11 +555,9 @@ def _say(text: str, indent: int = INDENT, style: str = "") -> None:
     out.say(wrapped(plain(text), width=min(out.width, WIDEST_TEXT), indent=indent), style=style)
 
 
-def _print_beginnings(advice: Advice) -> None:
-    beginnings = _beginnings(advice)
-    if beginnings:
+def _print_beginning(advice: Advice) -> None:
+    if (beginning := begin_with(advice)) is not None:
         console().say("\nbegin with", style="bold")
-    for beginning in beginnings:  # each on lines of its own
         _say(beginning)
 
 
@@ -595,7 +580,7 @@ def print_advice(advice: Advice, file: str | None = None) -> None:
                 _say(f"{'; '.join(names)}: {reason}")
     out.print()
     print_trust(advice.trust)
-    _print_beginnings(advice)
+    _print_beginning(advice)
     if missing := additions(advice):
         _say("the file's [space] does not hold it; there, add:")
         for line in missing:

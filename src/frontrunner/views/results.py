@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.text import Text
 
@@ -16,7 +16,14 @@ from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.predictions import outlook_of
 from frontrunner.results.pruning import Deleted
 from frontrunner.results.ranking import RankedRecipe
-from frontrunner.results.records import GROUPS, IMPORTED, Campaign, CampaignSummary, Labels
+from frontrunner.results.records import (
+    IMPORTED,
+    NODE_TYPES,
+    SEVERAL_NODE_TYPES,
+    Campaign,
+    CampaignSummary,
+    Labels,
+)
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import Appearance, Explanation, FailedTrial, Status
 from frontrunner.running_trials import Running, why_chosen
@@ -112,6 +119,8 @@ def print_campaign(campaign: Campaign, *, state: str = "") -> None:
     out.say((campaign.name, "bold"), f"  {state or campaign.state}{reason}")
     print_origin(campaign.figures)
     out.say(f"problem   {problem_line(campaign)}")
+    if NODE_TYPES in campaign.problem_summary:
+        out.say(f"cluster   {SEVERAL_NODE_TYPES}", style="yellow")
     out.say(f"search    {campaign.strategy} over {campaign.legal_recipes:,} legal recipes")
     if campaign.figures != IMPORTED:
         driving = (
@@ -129,14 +138,12 @@ def print_origin(figures: str) -> None:
 
 def problem_line(campaign: Campaign) -> str:
     """Return what a campaign's creator stated of its problem."""
-    stated = {**campaign.problem_summary}
-    groups: Any = stated.pop(GROUPS, {})
-    named = (
-        f"{name} ({one['nodes']} x {one['devices_per_node']} {one['device']})"
-        for name, one in groups.items()
-    )
-    words = [f"{key} {value}" for key, value in stated.items() if key != "figures"]
-    return ", ".join([*words, *([f"groups {', '.join(named)}"] if groups else ())])
+    words = [
+        f"{key} {value}"
+        for key, value in campaign.problem_summary.items()
+        if key not in ("figures", NODE_TYPES)
+    ]
+    return ", ".join(words)
 
 
 def print_status(status: Status) -> None:
