@@ -28,11 +28,7 @@ NODE_TYPES = "groups"
 """Key of a problem summary of an earlier version: the nodes of each of several node types, by its
 name.
 """
-SEVERAL_NODE_TYPES = (
-    "several node types, which this version does not know: a recipe's group names its node type;"
-    " prices are not shown"
-)
-"""What is shown of such a campaign."""
+SEVERAL_NODE_TYPES = "several node types, which this version does not know"
 UNARCHIVED = "unarchived"
 """Event of a campaign that came from an archive; its data name the file and its hash."""
 IMPORTED = "imported"

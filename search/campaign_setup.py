@@ -216,7 +216,7 @@ def stored_spec(record: Campaign) -> CampaignSpec:
     if NODE_TYPES in record.problem_summary:
         raise InvalidInput(
             f"campaign {record.name} is on {SEVERAL_NODE_TYPES}: only its status, its history and"
-            " its ranking are shown",
+            " its ranking can be shown",
             hint="launch a campaign for each node type, then: frontrunner compare A B",
         )
     try:

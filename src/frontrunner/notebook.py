@@ -30,6 +30,7 @@ PRINTERS = {
     "Ranking": "results.print_ranking",
     "Recipe": "results.print_recipe",
     "Running": "results.print_running",
+    "ClusterRanking": "plan.print_clusters",
     "Scaling": "plan.print_scaling",
     "ShownPlan": "plan.print_plan",
     "Status": "results.print_status",

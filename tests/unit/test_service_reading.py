@@ -46,7 +46,7 @@ from support.page_stores import page_store
 from support.rankings import measurement, record, start
 from support.services import UNLIMITED, browser, remote, settings, tokens_of
 
-OF_FILES = {"advise", "plan", "scaling", "survey", "import_config"}
+OF_FILES = {"advise", "plan", "plan_clusters", "scaling", "survey", "import_config"}
 """What reads a campaign file of this machine, and no store. A service estimates one too, so the
 client has `plan`.
 """

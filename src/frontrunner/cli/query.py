@@ -22,7 +22,7 @@ from frontrunner.cli.options import (
 )
 from frontrunner.results.frames import write_frame
 from frontrunner.results.pages import HistoryPage
-from frontrunner.results.records import NODE_TYPES, SEVERAL_NODE_TYPES, CampaignList
+from frontrunner.results.records import NODE_TYPES, CampaignList
 from frontrunner.results.status import FailureList
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.text import as_plain
@@ -81,7 +81,7 @@ def best(
     ranked = backend.status(campaign).campaign
     views.print_ranking(ranking, title=f"best by {by or ranked.objective}")
     if NODE_TYPES in ranked.problem_summary:
-        click.echo(f"campaign {ranked.name} is on {SEVERAL_NODE_TYPES}")
+        views.print_node_types(ranked)
     elif baseline := backend.baseline(campaign):
         click.echo(baseline.in_words())
 

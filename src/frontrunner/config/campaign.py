@@ -603,6 +603,29 @@ def read_campaign_file(
         return replace(found, path=path.resolve(), changes=replaced)
 
 
+def on_cluster(given: str | Path | Mapping[str, Any], cluster: str) -> CampaignFile:
+    """Return the campaign of a file, or of its sections, on another cluster: a preset or a cluster
+    file.
+
+    A preset has as many nodes as the campaign's own cluster. The sections [dispatch] and [budget]
+    are left out, since they are about that cluster.
+    """
+    if isinstance(given, Mapping):
+        table, base, default_name = dict(given), Path(), "campaign"
+    else:
+        path = Path(given)
+        table, base = read_toml(path), path.parent
+        default_name = errors.campaign_name_from(path.stem)
+    section = cluster_section(cluster)
+    if "file" in section:
+        section["file"] = str(Path(section["file"]).absolute())
+    elif section["preset"] != THIS_MACHINE:
+        section["nodes"] = value_of(table, "cluster.nodes") or 1
+    kept = {key: value for key, value in table.items() if key not in ("dispatch", "budget")}
+    with errors.naming(f"cluster {cluster}"):
+        return parse_campaign(kept | {"cluster": section}, default_name=default_name, base=base)
+
+
 def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFile:
     """Validate a campaign from parsed TOML or JSON; relative paths are taken from `base`."""
     refuse_removed(table)
@@ -665,13 +688,16 @@ def named_cluster(name: str | Cluster | None) -> Cluster | None:
     """Return a cluster by the name of a preset or the path of a cluster file; a cluster, or None,
     as it is.
     """
-    if not isinstance(name, str):
-        return name
+    return parse_cluster(cluster_section(name)) if isinstance(name, str) else name
+
+
+def cluster_section(name: str) -> Table:
+    """Return the section [cluster] of a preset, or of the path of a cluster file."""
     known = (*presets.preset_names("clusters"), THIS_MACHINE)
     if name in known:
-        return parse_cluster({"preset": name})
+        return {"preset": name}
     if "/" in name or name.endswith(".toml"):
-        return read_cluster_file(Path(name))
+        return {"file": name}
     raise errors.bad_value(
         "cluster",
         name,

@@ -119,8 +119,7 @@ def print_campaign(campaign: Campaign, *, state: str = "") -> None:
     out.say((campaign.name, "bold"), f"  {state or campaign.state}{reason}")
     print_origin(campaign.figures)
     out.say(f"problem   {problem_line(campaign)}")
-    if NODE_TYPES in campaign.problem_summary:
-        out.say(f"cluster   {SEVERAL_NODE_TYPES}", style="yellow")
+    print_node_types(campaign)
     out.say(f"search    {campaign.strategy} over {campaign.legal_recipes:,} legal recipes")
     if campaign.figures != IMPORTED:
         driving = (
@@ -134,6 +133,16 @@ def print_origin(figures: str) -> None:
     """Print where figures come from that nobody measured."""
     if figures in ORIGINS:
         console().say(ORIGINS[figures], style="yellow")
+
+
+def print_node_types(campaign: Campaign) -> None:
+    """Print what is unknown of a campaign on several node types; nothing for others."""
+    if NODE_TYPES in campaign.problem_summary:
+        console().say(
+            f"cluster   {SEVERAL_NODE_TYPES}: `group` names a recipe's node type; its price is"
+            " unknown",
+            style="yellow",
+        )
 
 
 def problem_line(campaign: Campaign) -> str:
