@@ -296,7 +296,6 @@ def operations() -> list[str]:
         *(
             f"{API}/trials?page=9&page_size=200",
             f"{API}/failures?page=2",
-            f"{API}/predictions",
             f"{API}/baseline",
         ),
         "/api/v1/campaigns",

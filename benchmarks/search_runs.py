@@ -249,7 +249,8 @@ def errors_of(strategy: Strategy, case: Case, probed: set[Recipe]) -> tuple[floa
         return None
     recipes, outcomes = case.survey.recipes, case.outcomes
     cold = dict(zip(recipes, np.exp(case.prior.log_speed).tolist(), strict=True))
-    now = {one.recipe: one.tokens_per_s for one in strategy.forecasts(len(recipes))} or cold
+    forecasts = strategy.forecasts()
+    now = {recipe: expected.tokens_per_s for recipe, expected in forecasts.items()} or cold
     speeds = {
         one: found.tokens_per_s
         for one in recipes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from frontrunner.evaluators.cluster.settings import DispatchSettings
@@ -45,25 +45,6 @@ class ProbeSetup:
     table: TableSettings = field(default_factory=TableSettings)
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     command: CommandSettings = field(default_factory=CommandSettings)
-
-    def at(self, recipe: Recipe) -> ProbeSetup:
-        """Return the setup on the nodes of the recipe's group; itself where the cluster has no
-        groups.
-        """
-        return self.by_group[recipe.group] if self.problem.cluster.group else self
-
-    @property
-    def by_group(self) -> Mapping[str, ProbeSetup]:
-        """The setup on the nodes of each group, with its [dispatch] and a folder of its own."""
-        return {
-            name: replace(
-                self,
-                problem=own,
-                dispatch=self.dispatch.of_group(name),
-                work_folder=self.work_folder / name,
-            )
-            for name, own in self.problem.by_group.items()
-        }
 
 
 @dataclass(frozen=True, kw_only=True)

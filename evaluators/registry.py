@@ -45,13 +45,7 @@ GROUP = "frontrunner.evaluators"
 def make_evaluator(name: str, setup: ProbeSetup) -> Evaluator:
     """Construct the named evaluator, built in or a plug-in; raise `InvalidInput` for an unknown
     name.
-
-    On a cluster of groups each of them has its own.
     """
-    if setup.problem.cluster.group:
-        from frontrunner.evaluators.grouped import Grouped
-
-        return Grouped({group: make_evaluator(name, one) for group, one in setup.by_group.items()})
     make: Callable[..., Evaluator]
     if name in EVALUATORS:
         module, factory = EVALUATORS[name].split(":")

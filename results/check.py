@@ -307,13 +307,14 @@ def _of_rows(connection: Connection) -> dict[str, Rows]:
 def _misattributed(connection: Connection) -> Iterator[dict[str, Any]]:
     """Yield the trials whose recipe, in their campaign's problem, has another id than theirs.
 
-    Campaigns whose specification states no problem, or one of a later version, are left out.
+    Campaigns whose specification states no problem, one of a later version, or one on several node
+    types are left out.
     """
     problems: dict[int, Problem] = {}
     for campaign, spec in connection.execute(select(CampaignRow.id, CampaignRow.spec_json)):
         try:
             stated = json.loads(spec).get("problem")
-            if stated is not None:
+            if stated is not None and not stated.get("cluster", {}).pop("group", ()):
                 problems[campaign] = document(Problem, json.dumps(stated))
         except LaterVersion:
             continue

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from sqlalchemy import select
 
-from frontrunner.results.arrays import Numbers, Trials
+from frontrunner.results.arrays import Trials
 from frontrunner.results.pages import TrialOutcome, with_outcomes
 from frontrunner.results.ranking import RankedRecipe, gap_percent, rank
 from frontrunner.results.records import Campaign
@@ -74,22 +74,16 @@ def may_be_on_front(
     trials = attempts_of(store, campaign).trials
     tokens, flat = trials.figures["tokens_per_s"], np.zeros(len(trials))
 
-    def of_recipe(number: Callable[[Recipe], float]) -> Numbers:
-        return trials.recipes.each_recipe(("devices", "group"), number)
-
-    def devices_per_node(recipe: Recipe) -> int:
-        return problem.at(recipe).cluster.devices_per_node
-
-    def capacity(recipe: Recipe) -> float:
-        return problem.at(recipe).cluster.memory_bytes_per_device
-
+    cluster = problem.cluster
     nodes = (
-        of_recipe(lambda one: math.ceil(one.devices / devices_per_node(one)))
+        trials.recipes.each_recipe(
+            ("devices",), lambda one: math.ceil(one.devices / cluster.devices_per_node)
+        )
         if "nodes" in objectives
         else flat
     )
     free = (
-        of_recipe(capacity) - trials.figures["peak_memory_bytes_max_rank"]
+        cluster.memory_bytes_per_device - trials.figures["peak_memory_bytes_max_rank"]
         if "memory" in objectives
         else flat
     )

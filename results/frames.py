@@ -37,7 +37,7 @@ COLUMN_TYPES: dict[str, str] = {
     "trial_number": "int64",
     "attempt_number": "int64",
     "recipe_id": "string",
-    **{one.field: one.column for one in DIMENSIONS.values() if one.is_everywhere},
+    **{one.field: one.column for one in DIMENSIONS.values()},
     **DERIVED,
     "state": "string",
     "measured_steps": "Int64",
@@ -62,8 +62,6 @@ CUSTOM = "custom_"
 """Begins the columns of the user's own knobs, which come last; a recipe at a knob's default has
 none.
 """
-NAMED = tuple(one.field for one in DIMENSIONS.values() if not one.is_everywhere)
-"""Columns that come last as well, where recipes have them."""
 
 
 def frame(store: Store, campaign: Campaign | str | None) -> pd.DataFrame:
@@ -75,12 +73,8 @@ def frame(store: Store, campaign: Campaign | str | None) -> pd.DataFrame:
     with store.read(campaign) as (connection, found):
         attempts = finished_attempts(connection, AttemptRow.campaign_id == found.id)
     rows = [_cells(found, one) for one in sorted(attempts, key=lambda one: one.attempt.id)]
-    own = sorted({name for row in rows for name in row if _is_own(name)})
+    own = sorted({name for row in rows for name in row if name.startswith(CUSTOM)})
     return _typed(pd.DataFrame(rows, columns=[*COLUMN_TYPES, *own]))
-
-
-def _is_own(column: str) -> bool:
-    return column.startswith(CUSTOM) or column in NAMED
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:
@@ -117,7 +111,7 @@ def from_columns(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
     import pandas as pd
 
     known, own = list(columns)[: len(COLUMN_TYPES)], list(columns)[len(COLUMN_TYPES) :]
-    if known != list(COLUMN_TYPES) or not all(map(_is_own, own)):
+    if known != list(COLUMN_TYPES) or not all(name.startswith(CUSTOM) for name in own):
         raise ValueError(f"columns {', '.join(columns)[:200]}")
     table = pd.DataFrame({name: list(values) for name, values in columns.items()})
     for name in ("started_at", "finished_at"):
@@ -158,7 +152,6 @@ def _cells(campaign: Campaign, one: Probed) -> dict[str, Any]:
             if hasattr(Recipe, name) or name in DIMENSIONS
         },
         **named,
-        **{name: value for name in NAMED if (value := getattr(recipe, name))},
         **{f"{CUSTOM}{own.name}": own.value for own in recipe.custom},
         "state": one.attempt.state.value,
         "node_seconds": outcome.node_seconds,

@@ -14,10 +14,10 @@ from sqlalchemy import Connection, select
 
 from frontrunner.results.database import Database
 from frontrunner.results.process_identity import Liveness, ProcessId, liveness, this_host
-from frontrunner.results.records import SMALL_CAMPAIGN, Campaign, Lease, timestamp
-from frontrunner.results.rows import cell, has_table, value_of
+from frontrunner.results.records import Lease, timestamp
+from frontrunner.results.rows import cell, has_table
 from frontrunner.results.schema import CampaignRow, HolderRow
-from frontrunner.spaces.errors import AlreadyDriven, InvalidInput
+from frontrunner.spaces.errors import AlreadyDriven
 
 RELEASED = dict.fromkeys(("driver_host", "driver_pid", "driven_since", "lease_until"))
 
@@ -74,13 +74,4 @@ def refuse_driven(database: Database, connection: Connection, name: str | None =
             raise AlreadyDriven(
                 f"campaign {row.name} is driven by {row.driver_host}:{row.driver_pid}",
                 hint="stop that driver first: Ctrl-C, or SIGTERM",
-            )
-
-
-def refuse_referred(connection: Connection, name: str) -> None:
-    """Raise `InvalidInput` where another campaign is predicted from the named one."""
-    for row in connection.execute(select(CampaignRow)):
-        if value_of(Campaign, row).problem_summary.get(SMALL_CAMPAIGN) == name:
-            raise InvalidInput(
-                f"campaign {row.name} is predicted from {name}: delete {row.name} first"
             )

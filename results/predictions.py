@@ -1,38 +1,22 @@
-"""Predictions and outlooks in a campaign's events.
+"""Outlooks and proposals in a campaign's events.
 
-A prediction is a recipe's expected rate, from probes on fewer nodes. An outlook is what a strategy
-expects of further probes, a proposal what it expected of the recipe that it chose. No ranking
-contains any.
+An outlook is what a strategy expects of further probes, a proposal what it expected of the recipe
+that it chose. No ranking contains any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, false, func, or_, select
+from sqlalchemy import Connection, false, or_
 
-from frontrunner.results.outcome import RecipeStats
-from frontrunner.results.records import SMALL_CAMPAIGN, Campaign, Event, Figures, Outlook
-from frontrunner.results.rows import interpreted, value_of, values
-from frontrunner.results.schema import (
-    CampaignRow,
-    EventRow,
-    StandingRow,
-    TrialRow,
-    recipe_from_json,
-    recipe_to_json,
-)
-from frontrunner.results.states import TrialState
+from frontrunner.results.records import Event, Outlook
+from frontrunner.results.rows import interpreted, values
+from frontrunner.results.schema import EventRow
 from frontrunner.results.store import Store
-from frontrunner.spaces.recipe import Recipe
 
-PREDICTION = "prediction"
-# Keys of a campaign's problem summary: the campaign that it is predicted from, and how that
-# differs.
-SMALL_SCALE = "small_scale"
-FIGURES = ("tokens_per_s", "low", "high", "chance")
 OUTLOOK = "outlook"
 NO_OUTLOOK = "no-outlook"
 """Event of an outcome after which a strategy has no forecast, where it had one before."""
@@ -44,60 +28,8 @@ PROPOSED = "proposed"
 """Event of a recipe that was chosen by a forecast; its data names the `trial` and has the fields of
 `Expected`.
 """
-FORECASTS = (OUTLOOK, NO_OUTLOOK, PREDICTION, PROPOSED)
+FORECASTS = (OUTLOOK, NO_OUTLOOK, PROPOSED)
 """Events that are not part of a campaign's history."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Predicted:
-    """A recipe's expected tokens/s at the campaign's scale, its 95 % interval, and its chance to
-    run.
-
-    `confirmed` pools its measurements at that scale since; `failed` says that it was tried there
-    and failed.
-    """
-
-    recipe_id: str
-    recipe: Recipe
-    tokens_per_s: float
-    low: float
-    high: float
-    chance: float
-    confirmed: RecipeStats | None = None
-    failed: bool = False
-
-    @property
-    def error(self) -> float | None:
-        """Predicted / measured - 1; None where it was not measured."""
-        return (
-            None if self.confirmed is None else self.tokens_per_s / self.confirmed.tokens_per_s - 1
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SmallScale:
-    """A campaign that is predicted from another, `small`, on fewer nodes; `scale` says how that
-    differs.
-    """
-
-    campaign: str
-    nodes: int
-    small: str
-    scale: str
-    small_measured: int
-    figures: Figures
-    predicted: tuple[Predicted, ...]
-
-    @property
-    def confirmed(self) -> tuple[Predicted, ...]:
-        """Those that were measured at the campaign's scale."""
-        return tuple(one for one in self.predicted if one.confirmed is not None)
-
-    @property
-    def mean_error(self) -> float | None:
-        """Mean of |predicted / measured - 1| over the confirmed ones; None where there is none."""
-        errors = [abs(one.error) for one in self.predicted if one.error is not None]
-        return sum(errors) / len(errors) if errors else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,80 +69,6 @@ def _expected(event: Event) -> tuple[int, Expected]:
             of_front=bool(data["of_front"]),
         )
         return int(data["trial"]), expected
-
-    return interpreted(EventRow, event.id, "data_json", read)
-
-
-def prediction_data(predicted: Predicted) -> dict[str, str | float]:
-    """Return a prediction as an event's data."""
-    figures = {name: getattr(predicted, name) for name in FIGURES}
-    return {"recipe_id": predicted.recipe_id, "recipe": recipe_to_json(predicted.recipe), **figures}
-
-
-def small_scale(store: Store, campaign: Campaign) -> SmallScale | None:
-    """Return the predictions of a campaign from one on fewer nodes; None where there are none."""
-    small = campaign.problem_summary.get(SMALL_CAMPAIGN)
-    if small is None:
-        return None
-    with store.database.read() as connection:
-        measured = select(func.count()).select_from(StandingRow)
-        of_small = measured.join(CampaignRow, CampaignRow.id == StandingRow.campaign_id)
-        nodes = campaign.problem_summary.get("nodes", 0)
-        return SmallScale(
-            campaign=campaign.name,
-            nodes=interpreted(CampaignRow, campaign.id, "problem_json", lambda: int(str(nodes))),
-            small=str(small),
-            scale=str(campaign.problem_summary.get(SMALL_SCALE, "")),
-            small_measured=connection.execute(
-                of_small.where(CampaignRow.name == str(small))
-            ).scalar_one(),
-            figures=campaign.figures,
-            predicted=_predictions(connection, campaign.id),
-        )
-
-
-def scales_that_predict(store: Store, prefix: str) -> tuple[SmallScale, ...]:
-    """Return the campaigns that predict recipes whose ids have this prefix, the newest first, each
-    with these only.
-    """
-    predict = CampaignRow.id.in_(select(EventRow.campaign_id).where(EventRow.kind == PREDICTION))
-    with store.database.read() as connection:
-        campaigns = values(connection, Campaign, predict, order=CampaignRow.id.desc())
-    scales = [
-        scale for campaign in campaigns if (scale := small_scale(store, campaign)) is not None
-    ]
-    found = (
-        replace(
-            scale,
-            predicted=tuple(one for one in scale.predicted if one.recipe_id.startswith(prefix)),
-        )
-        for scale in scales
-    )
-    return tuple(scale for scale in found if scale.predicted)
-
-
-def _predictions(connection: Connection, campaign_id: int) -> tuple[Predicted, ...]:
-    events = values(
-        connection, Event, EventRow.campaign_id == campaign_id, EventRow.kind == PREDICTION
-    )
-    standings = select(StandingRow).where(StandingRow.campaign_id == campaign_id)
-    measured = {row.recipe_id: value_of(RecipeStats, row) for row in connection.execute(standings)}
-    tried = select(TrialRow.recipe_id).where(
-        TrialRow.campaign_id == campaign_id, TrialRow.state == TrialState.FAILED
-    )
-    failed = set(connection.execute(tried).scalars())
-    return tuple(
-        replace(one, confirmed=measured.get(one.recipe_id), failed=one.recipe_id in failed)
-        for one in map(_prediction, events)
-    )
-
-
-def _prediction(event: Event) -> Predicted:
-    def read() -> Predicted:
-        data: Mapping[str, Any] = event.data
-        figures: dict[str, Any] = {name: float(data[name] or 0.0) for name in FIGURES}
-        recipe = recipe_from_json(str(data["recipe"]))
-        return Predicted(recipe_id=str(data["recipe_id"]), recipe=recipe, **figures)
 
     return interpreted(EventRow, event.id, "data_json", read)
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
-
 from frontrunner.results.outcome import Failure, Measurement, undisturbed
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Campaign, Event, Probed
 from frontrunner.results.rows import (
     DamagedCell,
-    cell,
     finished_attempts,
     interpreted,
     provenance_by_attempt,
     values,
 )
-from frontrunner.results.schema import AttemptRow, EventRow, FailureRow, MeasurementRow, TrialRow
+from frontrunner.results.schema import AttemptRow, EventRow, TrialRow
 from frontrunner.results.states import AttemptState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.spaces.recipe import Recipe
@@ -105,24 +102,6 @@ def trials_noted(store: Store, campaign_id: int, kind: str) -> Counter[int]:
 
 def _trial_number(event: Event) -> int:
     return interpreted(EventRow, event.id, "data_json", lambda: int(str(event.data["trial"])))
-
-
-def node_seconds_by_group(store: Store, campaign: Campaign) -> dict[str, float]:
-    """Sum what the attempts of a campaign have spent, by the group of nodes of their recipes."""
-    each = func.coalesce(MeasurementRow.node_seconds, FailureRow.node_seconds, 0.0)
-    query = (
-        select(TrialRow.id, TrialRow.recipe_json, func.sum(each))
-        .join(AttemptRow, AttemptRow.trial_id == TrialRow.id)
-        .outerjoin(MeasurementRow, MeasurementRow.attempt_id == AttemptRow.id)
-        .outerjoin(FailureRow, FailureRow.attempt_id == AttemptRow.id)
-        .where(TrialRow.campaign_id == campaign.id)
-        .group_by(TrialRow.id)
-    )
-    found = defaultdict[str, float](float)
-    with store.database.read() as connection:
-        for trial_id, text, seconds in connection.execute(query):
-            found[cell(TrialRow.recipe_json, text, trial_id).group] += seconds
-    return found
 
 
 def probes_made(store: Store, campaign: Campaign) -> int:

@@ -17,7 +17,6 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, or_, select
 
-from frontrunner.results.lease import refuse_referred
 from frontrunner.results.process_identity import acting_user
 from frontrunner.results.records import timestamp
 from frontrunner.results.rows import cell
@@ -109,7 +108,6 @@ def delete_campaign(store: Store, campaign: str, *, preview: bool = False) -> De
     """
     rows = 0
     with store.read(campaign) if preview else store.alone(campaign) as (connection, found):
-        refuse_referred(connection, campaign)
         folders = _folders(connection, found.id, found.name)
         if not preview:
             now = timestamp(store.database.now(connection))

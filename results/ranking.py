@@ -14,7 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from frontrunner.results.displayed_rows import DisplayedRows
 from frontrunner.results.outcome import RecipeStats, doubts_of
-from frontrunner.results.records import GROUPS, OBJECTIVE, Campaign, Figures
+from frontrunner.results.records import NODE_TYPES, Campaign, Figures
 from frontrunner.results.rows import cell, recorded_by_trial, value_of
 from frontrunner.results.schema import StandingRow, TrialRow
 from frontrunner.results.store import Store
@@ -124,16 +124,12 @@ def best_of(
     """Rank the recipes that meet the conditions by what the campaign seeks, within a
     transaction.
     """
-    sought = campaign.problem_summary.get(OBJECTIVE, "tokens")
+    sought = campaign.objective
     if sought != "tokens_per_cost":
-        return rank(
-            connection, campaign, *wanted, by=RankBy(str(sought).replace("_", "-")), top=top
-        )
+        return rank(connection, campaign, *wanted, by=RankBy(sought.replace("_", "-")), top=top)
 
     def rate(row: RankedRecipe) -> float:
-        return row.standing.tokens_per_s / divisor_of(
-            campaign, row.recipe.devices, row.recipe.group
-        )
+        return row.standing.tokens_per_s / nodes_of(campaign, row.recipe.devices)
 
     rows = sorted(rank(connection, campaign, *wanted), key=lambda row: (-rate(row), row.recipe_id))[
         :top
@@ -210,32 +206,23 @@ def rank(  # noqa: PLR0913 - the parameters of a query, each by its name
 
 def _training(campaign: Campaign, recipe: Recipe, tokens_per_s: float) -> Training | None:
     """Return what the tokens that the campaign states take at a recipe's rate; None where it states
-    none.
+    none, or nothing of its nodes.
     """
     stated: Mapping[str, Any] = campaign.problem_summary
-    if "billion_tokens" not in stated:
+    if "billion_tokens" not in stated or NODE_TYPES in stated:
         return None
-    nodes, price = nodes_of(campaign, recipe.devices, recipe.group)
+    nodes, price = nodes_of(campaign, recipe.devices), stated.get("price_per_node_hour")
     return Training.of(stated["billion_tokens"], tokens_per_s, nodes, price)
 
 
-def divisor_of(campaign: Campaign, devices: int, group: str) -> float:
-    """Return what tokens/s are divided by to rank by price: of equal nodes that does not change the
-    order.
-    """
-    nodes, price = nodes_of(campaign, devices, group)
-    return nodes * price if price and GROUPS in campaign.problem_summary else nodes
+def nodes_of(campaign: Campaign, devices: int) -> int:
+    """Return the whole nodes that so many devices take.
 
-
-def nodes_of(campaign: Campaign, devices: int, group: str) -> tuple[int, float | None]:
-    """Return the whole nodes that so many devices take, of a group if there are some, and the price
-    of one for an hour.
-
-    The price is None where the campaign states none.
+    Nodes are equal, so the order by tokens/s per node is that by tokens per price.
     """
     stated: Mapping[str, Any] = campaign.problem_summary
-    own = stated.get(GROUPS, {}).get(group, stated)
-    return math.ceil(devices / own["devices_per_node"]), own.get("price_per_node_hour")
+    devices_per_node: int = stated["devices_per_node"]
+    return math.ceil(devices / devices_per_node)
 
 
 def pareto(

@@ -25,21 +25,20 @@ others.
 
 OBJECTIVE = "objective"
 """Key of a campaign's problem summary: what it seeks, where that is not tokens/s."""
-GROUPS = "groups"
-"""Key of a problem summary: nodes, device, devices per node and price of each of the cluster's
-groups, by its name.
+NODE_TYPES = "groups"
+"""Key of a problem summary of an earlier version: the nodes of each of several node types, by its
+name.
 """
 COPIED = "copied"
 """Event of a campaign that was copied alone from another store; its data name store and
 campaign.
 """
+SEVERAL_NODE_TYPES = "several node types, which this version does not know"
 UNARCHIVED = "unarchived"
 """Event of a campaign that came from an archive; its data name the file and its hash."""
 IMPORTED = "imported"
 
 
-SMALL_CAMPAIGN = "small_campaign"
-"""Key of a problem summary: the campaign on fewer nodes from which this one is predicted."""
 USER = "user"
 """Key of an event's data: who asked for it."""
 CUT_OFF = "cut off"
@@ -82,12 +81,20 @@ class Campaign(Displayed):
         return cast(Figures, said) if said in get_args(Figures) else "measured"
 
     @property
-    def is_idle(self) -> bool:
-        """Whether it neither runs nor has an outcome or a prediction, as one that never got
-        nodes.
+    def objective(self) -> str:
+        """What it seeks: tokens (tokens/s), tokens_per_device or tokens_per_cost.
+
+        Prices of several node types are not known, so that such a campaign is ranked by tokens/s.
         """
+        sought = str(self.problem_summary.get(OBJECTIVE, "tokens"))
+        is_unknown = sought == "tokens_per_cost" and NODE_TYPES in self.problem_summary
+        return "tokens" if is_unknown else sought
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it neither runs nor has an outcome, as one that never got nodes."""
         is_under_way = self.state in (CampaignState.CREATED, CampaignState.RUNNING)
-        return not (is_under_way or self.outcomes or SMALL_CAMPAIGN in self.problem_summary)
+        return not (is_under_way or self.outcomes)
 
 
 MOST_TAGS, MOST_TAG_CHARACTERS, MOST_NOTE_CHARACTERS = 20, 40, 4000

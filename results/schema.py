@@ -26,7 +26,7 @@ from frontrunner.results.records import timestamp
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import CAMPAIGN_NAME, StoreUnusable, shown
-from frontrunner.spaces.recipe import Recipe, current_names, plain_recipe, stored_recipe
+from frontrunner.spaces.recipe import Recipe, current_fields, plain_recipe, stored_recipe
 
 SCHEMA_VERSION = 1
 """Incremented by a change that earlier versions of frontrunner cannot work with."""
@@ -59,7 +59,7 @@ def recipe_to_json(recipe: Recipe) -> str:
 @lru_cache(maxsize=RECIPES_KEPT)
 def recipe_from_json(text: str) -> Recipe:
     """Read what `recipe_to_json` wrote; raises ValueError and `LaterVersion`."""
-    return document(Recipe, text, names=current_names)
+    return document(Recipe, text, names=current_fields)
 
 
 def document(

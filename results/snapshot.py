@@ -28,8 +28,8 @@ from frontrunner.results.arrays import (
     ordered_axis,
 )
 from frontrunner.results.outcome import FailureKind
-from frontrunner.results.ranking import Filters, divisor_of, passes, rank
-from frontrunner.results.records import OBJECTIVE, Campaign
+from frontrunner.results.ranking import Filters, nodes_of, passes, rank
+from frontrunner.results.records import Campaign
 from frontrunner.results.rows import cell, finished_attempts, has_table
 from frontrunner.results.schema import (
     AttemptRow,
@@ -266,14 +266,12 @@ class Snapshot:
 
 def _rates(campaign: Campaign, figures: Mapping[str, Numbers], recipes: StoredRecipes) -> Numbers:
     """Return what recipes are ranked by."""
-    sought = campaign.problem_summary.get(OBJECTIVE, "tokens")
+    sought = campaign.objective
     if sought == "tokens_per_device":
         return figures["model_tflops_per_device"]
     if sought != "tokens_per_cost":
         return figures["tokens_per_s"]
-    found, places = recipes.each(
-        ("devices", "group"), lambda one: divisor_of(campaign, one["devices"], one.get("group", ""))
-    )
+    found, places = recipes.each(("devices",), lambda one: nodes_of(campaign, one["devices"]))
     rates: Numbers = figures["tokens_per_s"] / np.array(found, dtype=np.float64)[places]
     return rates
 

@@ -21,7 +21,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from frontrunner.results.address import damaged
 from frontrunner.results.database import Database, open_database
-from frontrunner.results.lease import is_held, refuse_driven, refuse_referred, until
+from frontrunner.results.lease import is_held, refuse_driven, until
 from frontrunner.results.outcome import Measurement, Outcome, undisturbed
 from frontrunner.results.process_identity import acting_user, process_id
 from frontrunner.results.records import (
@@ -184,19 +184,18 @@ class Store:
         """
         require_campaign_name("name", name)
         with self.alone(campaign) as (connection, found):
-            refuse_referred(connection, campaign)
             self.refuse_taken(connection, name)
             self._change(
                 connection, found, "renamed", {"earlier": campaign, "name": name}, name=name
             )
 
     def respecify(
-        self, campaign: str, spec_json: str, kind: str, data: Mapping[str, object], *, driven: bool
+        self, campaign: str, spec_json: str, kind: str, data: Mapping[str, object]
     ) -> None:
-        """Give a campaign another specification, also one that is `driven`, and record that as an
+        """Give a campaign another specification, also while it is driven, and record that as an
         event.
         """
-        with self.alone(campaign, driven=driven) as (connection, found):
+        with self.alone(campaign, driven=True) as (connection, found):
             self._change(connection, found, kind, data, spec_json=spec_json)
 
     def note(self, campaign: str, kind: str, **data: object) -> None:

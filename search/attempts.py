@@ -30,7 +30,7 @@ from frontrunner.results.records import USER, Attempt, Campaign, Trial, timestam
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.search.budget import BudgetTracker
-from frontrunner.search.campaign_setup import cost_of, stored_spec
+from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.listener import Listener, View
 from frontrunner.search.running_attempt import RunningAttempt
 from frontrunner.search.spec import CampaignSpec
@@ -162,8 +162,8 @@ class CampaignSession:
             spec.budget,
             driver_seconds=as_left.driver_seconds,
             node_seconds=as_left.node_seconds_spent,
-            cost=cost_of(store, as_left, spec.problem),
-            clusters={name: own.cluster for name, own in spec.problem.by_group.items()},
+            nodes=spec.problem.cluster.nodes,
+            price_per_node_hour=spec.problem.cluster.price_per_node_hour,
         )
         self.view = View(
             name=campaign.name,
@@ -361,7 +361,7 @@ class CampaignSession:
                 )
         if is_cut:
             self.writer.event(CUT, **_about(trial))
-        self.budget.spend(outcome.node_seconds, trial.recipe.group)
+        self.budget.spend(outcome.node_seconds)
         return will_retry
 
     def settle_nodes(self) -> None:
@@ -401,7 +401,7 @@ class CampaignSession:
             found = self.evaluator.harvest(running.order)
             outcome = found or _lost("cut off when its driver ended", running.node_seconds)
             self.writer.finish_attempt(running.attempt, outcome, retry=found is None)
-            self.budget.spend(outcome.node_seconds, running.group)
+            self.budget.spend(outcome.node_seconds)
             if found is not None:
                 in_time.append((running.trial, found))
             elif running.held_since_s is None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from frontrunner.search.running_attempt import RunningAttempt
 from frontrunner.search.spec import Budget
 from frontrunner.search.strategy import Outlook
-from frontrunner.spaces.cluster import Cluster
 from frontrunner.text import thousands
 
 COST = "cost"
@@ -114,28 +112,21 @@ class BudgetTracker:
         *,
         driver_seconds: float = 0.0,
         node_seconds: float = 0.0,
-        cost: float = 0.0,
-        clusters: Mapping[str, Cluster] = MappingProxyType({}),
+        nodes: int = 1,
+        price_per_node_hour: float | None = None,
     ) -> None:
-        """What was spent is that of earlier drivers; `clusters` are what a probe may take all of,
-        by the group.
+        """What was spent is that of earlier drivers; `nodes` are all that a probe may take, each at
+        a price.
         """
-        self.probes, self.node_seconds, self.cost = 0, node_seconds, cost
-        self._price_per_s = {
-            name: (one.price_per_node_hour or 0.0) / 3600 for name, one in clusters.items()
-        }
-        self._nodes = max((one.nodes for one in clusters.values()), default=1)
-        self._dearest_per_s = max(
-            (one.nodes * self._price_per_s[name] for name, one in clusters.items()), default=0.0
-        )
+        self.probes, self.node_seconds = 0, node_seconds
+        self._nodes, self._price_per_s = nodes, (price_per_node_hour or 0.0) / 3600
         self._earlier_s, self._charged_s = driver_seconds, 0.0
         self._began_s = self._last_charge_s = time.monotonic()
         self.change(budget)
 
-    def spend(self, node_seconds: float, group: str) -> None:
-        """Note what a probe on nodes of a group has spent."""
+    def spend(self, node_seconds: float) -> None:
+        """Note what a probe has spent."""
         self.node_seconds += node_seconds
-        self.cost += node_seconds * self._price_per_s.get(group, 0.0)
 
     def change(self, budget: Budget) -> None:
         """Go by another budget from now on; what was charged stays charged."""
@@ -183,13 +174,13 @@ class BudgetTracker:
         limited.
         """
         limited = (self._budget.node_hours, self._budget.cost) != (None, None)
-        held = [(one.group, one.node_seconds) for one in running] if limited else []
+        held = sum(one.node_seconds for one in running) if limited else 0.0
+        node_seconds = self.node_seconds + held
         return Spent(
             probes=self.probes,
             driver_seconds=self._earlier_s + self._driven_s(),
-            node_seconds=self.node_seconds + sum(seconds for _, seconds in held),
-            cost=self.cost
-            + sum(seconds * self._price_per_s.get(group, 0.0) for group, seconds in held),
+            node_seconds=node_seconds,
+            cost=node_seconds * self._price_per_s,
         )
 
     def seconds_left(self, running: Collection[RunningAttempt]) -> float | None:
@@ -219,16 +210,12 @@ class BudgetTracker:
         self, running: Collection[RunningAttempt], *, one_more: bool = False
     ) -> Limit | None:
         spent = self.spent(running)
-        nodes, per_s = (self._nodes, self._dearest_per_s) if one_more else (0, 0.0)
-        nodes += sum(attempt.nodes for attempt in running)
-        per_s += sum(
-            attempt.nodes * self._price_per_s.get(attempt.group, 0.0) for attempt in running
-        )
+        nodes = (self._nodes if one_more else 0) + sum(attempt.nodes for attempt in running)
         ended = replace(
             spent,
             driver_seconds=spent.driver_seconds + CUT_S,
             node_seconds=spent.node_seconds + CUT_S * nodes,
-            cost=spent.cost + CUT_S * per_s,
+            cost=spent.cost + CUT_S * nodes * self._price_per_s,
         )
         return ended.exhausted(replace(self._budget, probes=None))
 

@@ -11,18 +11,22 @@ from typing import TYPE_CHECKING, Any
 from frontrunner.evaluators.cluster.settings import RAY
 from frontrunner.evaluators.probe.preflight import prepare_here
 from frontrunner.evaluators.registry import COMMAND, DISPATCHED, EVALUATORS
-from frontrunner.results.records import GROUPS, IMPORTED, OBJECTIVE, Campaign
+from frontrunner.results.records import (
+    IMPORTED,
+    NODE_TYPES,
+    OBJECTIVE,
+    SEVERAL_NODE_TYPES,
+    Campaign,
+)
 from frontrunner.search.budget import Limit, Spent
 from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.spaces.errors import (
     FrontrunnerError,
     InvalidInput,
     NothingLegal,
-    bad_value,
     free_among,
 )
 from frontrunner.spaces.pareto import RATES
-from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 from frontrunner.spaces.validation import dump_json, load_json, validate
@@ -46,25 +50,18 @@ def runnable(spec: CampaignSpec) -> Survey:
     surveyed = spec.survey()
     if not surveyed.recipes:
         raise nothing_legal(surveyed)
-    if spec.search.probe_nodes is None:
-        prepare(spec, surveyed)
-        warn_of_slow_steps(spec, surveyed)
-    else:
-        from frontrunner.search.two_stage import small_spec
-
-        runnable(small_spec(spec))
+    prepare(spec, surveyed)
+    warn_of_slow_steps(spec, surveyed)
     return surveyed
 
 
 def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
     """Raise `InvalidInput` if the campaign's probes cannot run on this machine."""
     recipes = (surveyed or spec.survey()).recipes
-    require_dispatch_of_groups(spec)
     if spec.evaluator == "probe":
         _prepare_probes(spec, recipes)
-    else:
-        for _, places in spec.problem.split(recipes):
-            spec.check_commands(recipes[places[0]])
+    elif recipes:
+        spec.check_commands(recipes[0])
     if is_dispatched(spec) and spec.dispatch.backend == RAY:
         from frontrunner.evaluators.cluster.ray_allocation import require_ray
 
@@ -76,30 +73,18 @@ def is_dispatched(spec: CampaignSpec) -> bool:
     return EVALUATORS.get(spec.evaluator, COMMAND) in DISPATCHED
 
 
-def require_dispatch_of_groups(spec: CampaignSpec) -> None:
-    """Raise `InvalidInput` if nothing can tell the nodes of the cluster's groups apart."""
-    backend = spec.dispatch.backend
-    if spec.problem.cluster.group and is_dispatched(spec) and backend not in ("parsl", RAY):
-        expected = (
-            '"parsl" or "ray", which get nodes of each of the cluster\'s groups by its'
-            " [dispatch.group.NAME]"
-        )
-        raise bad_value("dispatch.backend", backend, expected)
-
-
 def _prepare_probes(spec: CampaignSpec, recipes: Sequence[Recipe]) -> None:
     from frontrunner.evaluators.probe.job import check_data
 
     check_data(spec.data, spec.problem)
-    for own, places in spec.problem.split(recipes):
-        of, dispatch = (
-            [recipes[place] for place in places],
-            spec.dispatch.of_group(recipes[places[0]].group),
-        )
-        offloads, fp8 = ({getattr(recipe, name) for recipe in of} for name in ("offload", "fp8"))
-        prepare_here(
-            own, dispatch, engines=spec.space.engine, offloads=tuple(offloads), fp8=tuple(fp8)
-        )
+    offloads, fp8 = ({getattr(recipe, name) for recipe in recipes} for name in ("offload", "fp8"))
+    prepare_here(
+        spec.problem,
+        spec.dispatch,
+        engines=spec.space.engine,
+        offloads=tuple(offloads),
+        fp8=tuple(fp8),
+    )
 
 
 def warn_of_slow_steps(spec: CampaignSpec, surveyed: Survey) -> None:
@@ -130,37 +115,20 @@ def slow_steps(spec: CampaignSpec, table: EstimateTable) -> str | None:
     )
 
 
-def why_not_here(spec: CampaignSpec) -> str | None:
-    """Return why the campaign's probes cannot run on the available machines, or None."""
-    held, nodes = spec.dispatch.nodes_per_allocation, spec.problem.cluster.nodes
-    # Enough for search.probe_nodes, which is all that the file had to promise.
-    if held is not None and held < nodes and not spec.problem.cluster.group:
-        return f"dispatch.nodes_per_allocation = {held}: expected at least cluster.nodes = {nodes}"
-    try:
-        prepare(spec)
-    except InvalidInput as error:
-        return error.message
-    return None
-
-
-def create(
-    store: Store, spec: CampaignSpec, legal_recipes: int, more: dict[str, object] | None = None
-) -> Campaign:
-    """Create the campaign in the store, with `more` in its problem summary."""
+def create(store: Store, spec: CampaignSpec, legal_recipes: int) -> Campaign:
+    """Create the campaign in the store."""
     return store.create_campaign(
         name=spec.name,
         spec_json=dump_json(spec),
         legal_recipes=legal_recipes,
-        problem_summary=problem_summary(spec) | (more or {}),
+        problem_summary=problem_summary(spec),
     )
 
 
 def change_budget(
     store: Store, record: Campaign, limits: Mapping[str, Any], *, add: bool = False
 ) -> None:
-    """Replace or raise (`add`) limits of a stored campaign's budget, and so of the one that it
-    confirms: an event.
-    """
+    """Replace or raise (`add`) limits of a stored campaign's budget: an event."""
     spec = stored_spec(record)
     now = spec.budget
     if add:
@@ -171,26 +139,13 @@ def change_budget(
                     f"campaign {record.name} has no limit of {key} to add to", hint=hint
                 )
         limits = {key: getattr(now, key) + value for key, value in limits.items()}
-    specs = [replace(spec, budget=replace(now, **limits))]
-    if spec.confirms is not None:
-        from frontrunner.search.two_stage import small_spec
-
-        small = stored_spec(store.campaign(spec.confirms))
-        has_all = (
-            small.budget == now != small_spec(spec).budget
-        )  # nothing could be confirmed at launch
-        specs.append(replace(small, budget=small_spec(specs[0], confirmable=not has_all).budget))
-    after = vars(specs[0].budget)
-    before = {f"{key}{BEFORE}": was for key, was in vars(spec.budget).items() if after[key] != was}
-    for name, changed in zip((record.name, spec.confirms), specs, strict=False):
-        # A driver takes the change in; that of a pair has shared its budget out when it began.
-        store.respecify(
-            str(name),
-            dump_json(changed),
-            BUDGET,
-            {**limits, **before},
-            driven=spec.confirms is None,
-        )
+    changed = replace(now, **limits)
+    before = {
+        f"{key}{BEFORE}": was for key, was in vars(now).items() if getattr(changed, key) != was
+    }
+    store.respecify(
+        record.name, dump_json(replace(spec, budget=changed)), BUDGET, {**limits, **before}
+    )
 
 
 def launched_budget(store: Store, record: Campaign) -> Budget:
@@ -215,9 +170,7 @@ def budget_used(store: Store, record: Campaign) -> tuple[Limit, ...]:
 
 
 def spent_of(store: Store, record: Campaign, spec: CampaignSpec) -> Spent:
-    """Return what a stored campaign has spent, its price if that is limited; running probes are not
-    counted.
-    """
+    """Return what a stored campaign has spent; running probes are not counted."""
     from frontrunner.results.prior_results import (
         probes_made,
     )  # a database's code, which plans do without
@@ -226,27 +179,8 @@ def spent_of(store: Store, record: Campaign, spec: CampaignSpec) -> Spent:
         probes=probes_made(store, record),
         driver_seconds=record.driver_seconds,
         node_seconds=record.node_seconds_spent,
-        cost=0.0 if spec.budget.cost is None else cost_of(store, record, spec.problem),
+        cost=record.node_seconds_spent / 3600 * (spec.problem.cluster.price_per_node_hour or 0.0),
     )
-
-
-def cost_of(store: Store, record: Campaign, problem: Problem) -> float:
-    """Return the price of what a campaign's probes have spent, each on the nodes of its group; 0
-    without prices.
-    """
-    from frontrunner.results.prior_results import node_seconds_by_group
-
-    if not problem.cluster.is_priced:
-        return 0.0
-    spent = (
-        node_seconds_by_group(store, record)
-        if problem.cluster.group
-        else {"": record.node_seconds_spent}
-    )
-    prices = {
-        name: own.cluster.price_per_node_hour or 0.0 for name, own in problem.by_group.items()
-    }
-    return sum(seconds / 3600 * prices[group] for group, seconds in spent.items())
 
 
 def problem_summary(spec: CampaignSpec) -> dict[str, object]:
@@ -260,11 +194,6 @@ def problem_summary(spec: CampaignSpec) -> dict[str, object]:
     if problem.billion_tokens is not None:
         sought = {"billion_tokens": problem.billion_tokens} | sought
         nodes = {key: getattr(cluster, key) for key in PRICED}
-    if cluster.group:
-        stated = ("nodes", "device", *PRICED)
-        nodes = {
-            GROUPS: {one.name: {key: getattr(one, key) for key in stated} for one in cluster.group}
-        }
     return {
         "model": model.name,
         "parameters": model.parameters,
@@ -282,8 +211,14 @@ def problem_summary(spec: CampaignSpec) -> dict[str, object]:
 
 def stored_spec(record: Campaign) -> CampaignSpec:
     """Return the specification that a campaign was launched with; raises `StoreUnusable` where it
-    cannot be read.
+    cannot be read, and `InvalidInput` where it is on several node types.
     """
+    if NODE_TYPES in record.problem_summary:
+        raise InvalidInput(
+            f"campaign {record.name} is on {SEVERAL_NODE_TYPES}: only its status, its history and"
+            " its ranking can be shown",
+            hint="launch a campaign for each node type, then: frontrunner compare A B",
+        )
     try:
         return _as_stated(load_json(CampaignSpec, record.spec_json, what=f"campaign {record.name}"))
     except InvalidInput as error:
@@ -298,13 +233,8 @@ def _as_stated(spec: CampaignSpec) -> CampaignSpec:
     """Return the specification without the limit of node-hours that earlier versions made of one of
     money.
     """
-    budget, prices = (
-        spec.budget,
-        [one.price_per_node_hour or 0.0 for one in spec.problem.cluster.parts()],
-    )
-    if (
-        budget.cost is None or not max(prices) or budget.node_hours != budget.cost / max(prices)
-    ):  # the dearest group's
+    budget, price = spec.budget, spec.problem.cluster.price_per_node_hour
+    if budget.cost is None or not price or budget.node_hours != budget.cost / price:
         return spec
     return replace(spec, budget=replace(budget, node_hours=None))
 

@@ -50,11 +50,6 @@ class RunningAttempt:
         )
 
     @property
-    def group(self) -> str:
-        """The group of its nodes."""
-        return self.trial.recipe.group
-
-    @property
     def node_seconds(self) -> float:
         """What it has spent so far."""
         if self._progress is not None and self._progress.node_seconds is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.cluster.settings import RAY, SPARE_WALLTIME_S, DispatchSettings
+from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, DispatchSettings
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
@@ -39,10 +39,6 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
 from frontrunner.spaces.validation import LARGEST_NUMBER
 from frontrunner.spaces.variants import AROUND
-
-PREDICTING = "guided"
-"""The strategy that predicts untried recipes (`frontrunner.search.strategy.Forecaster`)."""
-
 
 SURROGATES = {"extra-trees": "ET", "random-forest": "RF", "gaussian-process": "GP"}
 """Models of DeepHyper with its own names for them; those that work with the installed
@@ -127,11 +123,6 @@ class SearchSettings:
     """Whether a result of the same environment and the last 7 days, without noise, is taken instead
     of a probe.
     """
-    probe_nodes: int | None = None
-    """Probe on this many nodes, then predict and confirm on all: see [few nodes
-    first](warm-starts.md#few-nodes-first). For `guided` with `objectives = ["tokens"]`."""
-    confirm_probes: int = 3
-    """With `probe_nodes`: probes on the whole cluster, at most; 0 only predicts."""
     prune_infeasible: bool = True
     """Whether recipes that surely do not fit, by the memory formulas, are never probed: see
     [what does not fit](strategies.md#what-does-not-fit). Not for `guided`, `exhaustive`,
@@ -147,7 +138,7 @@ class SearchSettings:
     def __post_init__(self) -> None:
         require_one_of("search", "strategy", self.strategy, STRATEGIES)
         check_objectives(self.objectives, self.strategy)
-        require_at_least("search", 0, seed=self.seed, confirm_probes=self.confirm_probes)
+        require_at_least("search", 0, seed=self.seed)
         require_at_least(
             "search",
             1,
@@ -167,21 +158,6 @@ class SearchSettings:
             raise bad_value(
                 "search.baseline", None, f'a recipe file, for search.strategy = "{self.strategy}"'
             )
-        if self.probe_nodes is None:
-            return
-        require_at_least("search", 1, probe_nodes=self.probe_nodes)
-        if self.strategy != PREDICTING:
-            hint = "search.probe_nodes needs a strategy that predicts"
-            raise bad_value(
-                "search.strategy",
-                self.strategy,
-                f"{PREDICTING!r} with search.probe_nodes",
-                hint=hint,
-            )
-        if self.objectives != TOKENS_ALONE:
-            raise bad_value(
-                "search.objectives", list(self.objectives), '["tokens"] with search.probe_nodes'
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,9 +173,7 @@ class Budget:
     node_hours: float | None = None
     """Nodes times hours of probes, failures included; by default no limit."""
     cost: float | None = None
-    """Price of the probes' node-hours, by the `cluster.price_per_node_hour` of the nodes that each
-    ran on; by default no limit.
-    """
+    """Price of the probes' node-hours, by `cluster.price_per_node_hour`; by default no limit."""
     hard: bool = False
     """End running probes 15 s before `minutes`, `node_hours` or `cost` would be passed, and start
     none after that. What is cut off is no failure of its recipe.
@@ -222,9 +196,8 @@ class Budget:
 @dataclass(frozen=True, kw_only=True)
 class CampaignSpec:
     """One campaign. Set at launch: `run_root`, the parent of its folder for probes' files, `file`,
-    the path that it was read from, `changes`, values by key that the file has and that `--set` put
-    in their place, and `confirms`, the campaign on fewer nodes whose predictions it confirms. Where
-    `problem.software` names no code it is that of the evaluator.
+    the path that it was read from, `changes`, values by key that the file has and that `--set`
+    put in their place. Where `problem.software` names no code it is that of the evaluator.
     """
 
     name: str
@@ -241,25 +214,16 @@ class CampaignSpec:
     run_root: str | None = None
     file: str | None = None
     changes: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
-    confirms: str | None = None
 
     def __post_init__(self) -> None:
         search, dispatch, nodes = self.search, self.dispatch, self.problem.cluster.nodes
-        fewer, parallel, backend = (
-            search.probe_nodes,
-            search.parallel_probes,
-            self.problem.cluster.backend,
-        )
-        if fewer is not None and fewer >= nodes:
-            expected = f"fewer than cluster.nodes = {nodes}, or no entry to probe on all of them"
-            raise bad_value("search.probe_nodes", fewer, expected)
-        self._check_groups()
-        if self.budget.cost is not None and not self.problem.cluster.is_priced:
-            raise bad_value("budget.cost", self.budget.cost, f"{self._price} beside it")
-        if "tokens_per_cost" in search.objectives and not self.problem.cluster.is_priced:
-            raise bad_value(
-                "search.objectives", list(search.objectives), f"{self._price} beside it"
-            )
+        parallel, backend = search.parallel_probes, self.problem.cluster.backend
+        if self.problem.cluster.price_per_node_hour is None:
+            expected = "cluster.price_per_node_hour beside it"
+            if self.budget.cost is not None:
+                raise bad_value("budget.cost", self.budget.cost, expected)
+            if "tokens_per_cost" in search.objectives:
+                raise bad_value("search.objectives", list(search.objectives), expected)
         if self.evaluator != IMPORTED:  # rows of a table, which nothing evaluates
             require_evaluator_name(self.evaluator)
         if (
@@ -282,57 +246,16 @@ class CampaignSpec:
             )
         self._check_dispatch()
 
-    @property
-    def _price(self) -> str:
-        return (
-            "cluster.group.price_per_node_hour"
-            if self.problem.cluster.group
-            else "cluster.price_per_node_hour"
-        )
-
-    def _check_groups(self) -> None:
-        """Refuse what cannot work on several node types, and options of groups that the cluster
-        lacks.
-        """
-        cluster, search, known = self.problem.cluster, self.search, self.problem.by_group
-        if unknown := next((name for name in self.dispatch.group if name not in known), None):
-            groups = (
-                f"one of {', '.join(known)}"
-                if cluster.group
-                else "no entry: the cluster has no groups"
-            )
-            raise bad_value("dispatch.group", unknown, groups)
-        if not cluster.group:
-            return
-        if search.probe_nodes is not None:
-            raise bad_value("search.probe_nodes", search.probe_nodes, "no entry with cluster.group")
-        if self.evaluator == "table":
-            raise bad_value(
-                "evaluator", "table", "another with cluster.group: a table is of one node type"
-            )
-        for name in known if self.dispatch.backend == RAY else ():
-            if not self.dispatch.of_group(name).resources:
-                expected = (
-                    f"an entry: the resource of Ray by which nodes of {name} differ from others"
-                )
-                raise bad_value(f"dispatch.group.{name}.resources", None, expected)
-
     def _check_dispatch(self) -> None:
-        dispatch, nodes, fewer = self.dispatch, self.problem.cluster.nodes, self.search.probe_nodes
+        dispatch, nodes = self.dispatch, self.problem.cluster.nodes
         least_s = self.probe.deadline_s + SPARE_WALLTIME_S
-        for name, own in self.problem.by_group.items():
-            of, in_group = dispatch.of_group(name), f" of group {name}" if name else ""
-            held, most = of.nodes_per_allocation, own.cluster.nodes
-            key, needed = (
-                (f"cluster.nodes{in_group}", most)
-                if fewer is None
-                else ("search.probe_nodes", fewer)
-            )
-            if held is not None and held < needed:
-                raise bad_value("dispatch.nodes_per_allocation", held, f"at least {key} = {needed}")
-            if of.backend == "parsl" and of.walltime_s < least_s:
-                expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"
-                raise bad_value("dispatch.walltime", of.walltime, expected)
+        held = dispatch.nodes_per_allocation
+        if held is not None and held < nodes:
+            expected = f"at least cluster.nodes = {nodes}"
+            raise bad_value("dispatch.nodes_per_allocation", held, expected)
+        if dispatch.backend == "parsl" and dispatch.walltime_s < least_s:
+            expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"
+            raise bad_value("dispatch.walltime", dispatch.walltime, expected)
         if dispatch.has_nodes and EVALUATORS.get(self.evaluator, COMMAND) not in DISPATCHED:
             expected = (
                 'no section [dispatch] (--set dispatch={}), or evaluator = "probe" or "command"'
@@ -439,13 +362,6 @@ class CampaignSpec:
             from frontrunner.evaluators.external.command import check_program
 
             check_program(replace(self, run_root="").probe_setup(), make, recipe)
-
-    def on_group(self, name: str) -> CampaignSpec:
-        """Return the campaign on the nodes of one group alone."""
-        own, dispatch = self.problem.by_group[name], self.dispatch.of_group(name)
-        return replace(
-            self, problem=own, dispatch=dispatch, space=self.space.with_choices(group=())
-        )
 
     def probe_setup(self) -> ProbeSetup:
         """Return what this campaign's probes and replays share."""

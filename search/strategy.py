@@ -17,7 +17,7 @@ from frontrunner.spaces.space import Survey
 from frontrunner.spaces.variants import AROUND
 
 if TYPE_CHECKING:
-    from frontrunner.results.predictions import Expected, Predicted
+    from frontrunner.results.predictions import Expected
 
 TOKENS_ALONE = ("tokens",)
 SEEK_MORE: Mapping[str, tuple[str, ...]] = {
@@ -85,11 +85,6 @@ class Forecaster(Strategy, Protocol):
     def expected(self, recipe: Recipe) -> Expected | None:
         """Return what it expected of a recipe when it proposed it; None for one that it did not
         propose.
-        """
-
-    def forecasts(self, count: int) -> list[Predicted]:
-        """Predict the `count` recipes of the highest expected tokens/s; none before the first
-        outcome.
         """
 
 

@@ -27,7 +27,7 @@ from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.strategy import Evidence
 from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.errors import StoreUnusable
+from frontrunner.spaces.errors import InvalidInput, StoreUnusable
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.presets import known_device
 from frontrunner.spaces.problem import Problem
@@ -35,8 +35,6 @@ from frontrunner.spaces.recipe import Recipe
 
 CLOSE_PARAMETERS, CLOSE_HIDDEN = 4.0, 2.0
 """Largest ratios between models of close shape, whose matrix products have like rates; assumed."""
-OTHER_DEVICE = "of another device"
-OTHER_DRIVER = "of another driver version"
 MOST_EVIDENCE = 200
 """Nearest problems' outcomes that are passed on; a Gaussian process takes the cube of their
 number.
@@ -124,13 +122,13 @@ def prior_results(store: Store, record: Campaign, spec: CampaignSpec) -> PriorRe
     """Collect what a campaign can use of those created before it, as far as this version can read
     them.
     """
-    if not (spec.search.warm_start or spec.search.reuse or spec.confirms):
+    if not (spec.search.warm_start or spec.search.reuse):
         return PriorResults()
     earlier = []
     for summary in reversed(store.campaigns()):  # the oldest first
         if summary.id < record.id:
             campaign = store.campaign(summary.name)
-            with suppress(StoreUnusable):
+            with suppress(StoreUnusable, InvalidInput):
                 earlier.append(Earlier(campaign=campaign, spec=stored_spec(campaign)))
     return (
         gather(store, spec, earlier, collect(spec.problem.cluster.device))
@@ -149,15 +147,8 @@ def gather(
     left_out: Counter[str] = Counter()
     reusable: dict[str, ReusableResult] = {}
     for one in earlier:
-        is_small_self = one.campaign.name == spec.confirms  # made of the same file, for this
-        whys: dict[str, str | None] = {}  # by the recipe's group
+        there, why_none = one.spec.problem, _why_no_evidence(one, spec)
         for known in campaign_results(store, one.campaign.id):
-            there = one.spec.problem.at(known.recipe)
-            if known.recipe.group not in whys:
-                whys[known.recipe.group] = (
-                    None if is_small_self else _why_no_evidence(one, spec, there)
-                )
-            why_none = whys[known.recipe.group]
             if (outcome := _reusable_outcome(known, one.spec, spec, here, store.now())) is not None:
                 reusable[recipe_id(spec.problem, known.recipe)] = (
                     ReusableResult(  # the newest campaign's counts
@@ -169,24 +160,15 @@ def gather(
                         run_folder=known.run_folder,
                     )
                 )
-            if not (spec.search.warm_start or is_small_self):
+            if not spec.search.warm_start:
                 continue
-            recipe = (
-                known.recipe if is_small_self else _on_own_nodes(known.recipe, there, spec.problem)
+            why_not = why_none or _why_not(
+                known, one, spec, here, is_same=_is_same(there, spec.problem)
             )
-            if why_none is not None or recipe is None:
-                left_out[why_none or OTHER_DEVICE] += 1
-                continue
-            ours = spec.problem.at(recipe)
-            if (
-                why_not := _why_not(known, one, spec, here, is_same=_is_same(there, ours))
-            ) is not None:
+            if why_not is not None:
                 left_out[why_not] += 1
                 continue
-            of = one.spec.problem if one.spec.problem == spec.problem else there
-            found.append(
-                (distance(there, ours), replace(_evidence(known, one), recipe=recipe, problem=of))
-            )
+            found.append((distance(there, spec.problem), _evidence(known, one)))
     found.sort(key=lambda pair: pair[0])  # stable: of one distance the oldest first
     if len(found) > MOST_EVIDENCE:
         left_out[f"further away than the nearest {MOST_EVIDENCE}"] = len(found) - MOST_EVIDENCE
@@ -208,15 +190,12 @@ def _reusable_outcome(
         and then is not None
         and _is_same_environment(then, here)
         and now - datetime.fromisoformat(known.finished_at) <= RECENT
-        and recipe.group in spec.problem.by_group
         and _conditions(there, recipe) == _conditions(spec, recipe)
         and recipe_id(spec.problem, recipe) == known.recipe_id
     )
     if not is_alike:
         return None
-    limit, limit_there = (
-        of.problem.at(recipe).cluster.memory_bytes_per_device for of in (spec, there)
-    )
+    limit, limit_there = (of.problem.cluster.memory_bytes_per_device for of in (spec, there))
     if isinstance(known.outcomes, Failure):
         is_certain = known.outcomes.kind is FailureKind.OUT_OF_MEMORY and limit <= limit_there
         return known.outcomes if is_certain else None
@@ -244,25 +223,14 @@ def _is_same_environment(one: Provenance, other: Provenance) -> bool:
 
 
 def _conditions(spec: CampaignSpec, recipe: Recipe) -> tuple[object, ...]:
-    disk = spec.problem.at(recipe).cluster.nvme_path if recipe.offload == "nvme" else None
-    dispatch = spec.dispatch.of_group(recipe.group)
-    steps = tuple(getattr(dispatch, key) for key in AFFECTS_STEPS)
+    disk = spec.problem.cluster.nvme_path if recipe.offload == "nvme" else None
+    steps = tuple(getattr(spec.dispatch, key) for key in AFFECTS_STEPS)
     return spec.probe.optimizer, spec.search.parallel_probes, disk, steps
 
 
-def _on_own_nodes(recipe: Recipe, there: Problem, ours: Problem) -> Recipe | None:
-    """Return the recipe in the campaign's group of its device, that of its own name first; None
-    where there is none.
-    """
-    names = [name for name, own in ours.by_group.items() if _device(own) == _device(there)]
-    if recipe.group in names:
-        return recipe
-    return replace(recipe, group=names[0]) if names else None
-
-
-def _why_no_evidence(earlier: Earlier, spec: CampaignSpec, there: Problem) -> str | None:
-    ours, figures = spec.problem, earlier.campaign.figures
-    same_cluster = figures != "imported" and earlier.spec.problem.cluster.name == ours.cluster.name
+def _why_no_evidence(earlier: Earlier, spec: CampaignSpec) -> str | None:
+    there, ours, figures = earlier.spec.problem, spec.problem, earlier.campaign.figures
+    same_cluster = figures != "imported" and there.cluster.name == ours.cluster.name
     reasons = {
         "simulated": figures == "simulated" and spec.evaluator != "simulated",
         "of another trainer": figures == "measured" and earlier.spec.trainer != spec.trainer,
@@ -272,7 +240,7 @@ def _why_no_evidence(earlier: Earlier, spec: CampaignSpec, there: Problem) -> st
         ),
         # The same row would count again for each campaign that looked it up.
         "looked up in a table": earlier.spec.evaluator == "table",
-        OTHER_DEVICE: all(_device(there) != _device(own) for own in ours.by_group.values()),
+        "of another device": _device(there) != _device(ours),
         "of another precision": there.precision != ours.precision,
         "of a model of another shape": not is_close(there.model, ours.model) and not same_cluster,
     }
@@ -293,10 +261,7 @@ def _why_not(
 ) -> str | None:
     if earlier.campaign.figures == "measured":
         different = _other_software(known.provenance, here)
-        # A pair's first campaign may run on a machine of its own: its evidence is what the second
-        # is for.
-        is_own = earlier.campaign.name == spec.confirms and different == OTHER_DRIVER
-        if different is not None and not is_own:
+        if different is not None:
             return different
     knobs = {(name, knob.flag, knob.env) for name, knob in spec.space.custom.items()}
     if not knobs.issuperset((one.name, one.flag, one.env) for one in known.recipe.custom):
@@ -316,9 +281,9 @@ def _other_software(there: Provenance | None, here: Provenance) -> str | None:
     one, other = there.versions, here.versions
     if one.get("torch", "").split(".")[:2] != other.get("torch", "").split(".")[:2]:
         return "of another torch"
-    return (
-        OTHER_DRIVER if any(one.get(name) != other.get(name) for name in GPU_DRIVER_FILES) else None
-    )
+    if any(one.get(name) != other.get(name) for name in GPU_DRIVER_FILES):
+        return "of another driver version"
+    return None
 
 
 def _device(problem: Problem) -> object:

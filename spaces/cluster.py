@@ -5,8 +5,7 @@ level.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
@@ -20,7 +19,6 @@ from frontrunner.spaces.errors import (
 BACKENDS = ("cpu", "cuda", "rocm", "xpu", "hpu")
 PRECISIONS = ("fp32", "bf16", "fp16")
 GIB = 2**30
-GROUP_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}", re.ASCII)
 MOST_DEVICES = 1_000_000
 """A measurement has a figure for each device; ten times what the largest machines have."""
 MOST_TFLOPS, MOST_MEMORY_GIB, MOST_GB_PER_S = 1e5, 1e5, 1e6
@@ -127,9 +125,6 @@ def _check_errors(key: str, errors: ByPrecision) -> None:
 class Cluster:
     """Equal nodes of equal devices. A device is what one rank drives: a GPU, a GCD, a tile, or a
     CPU process.
-
-    One with groups is several of these, each of which runs recipes by itself: its own figures are a
-    summary (`of_groups`), and what a recipe needs to know is its group's (`Problem.at`).
     """
 
     name: str
@@ -186,26 +181,6 @@ class Cluster:
     """
     source: str = "the campaign file"
     """Where the figures come from."""
-    group: tuple[Cluster, ...] = ()
-    """Node types of an uneven cluster, each with a `name` of its own and the keys of `[cluster]`
-    that differ.
-    """
-
-    @classmethod
-    def of_groups(cls, name: str, groups: Sequence[Cluster]) -> Cluster:
-        """Return the cluster of these groups: all their nodes, the most devices of one, and the
-        least memory.
-        """
-        return cls(
-            name=name,
-            device=" + ".join(dict.fromkeys(one.device for one in groups)),
-            backend=groups[0].backend,
-            nodes=sum(one.nodes for one in groups),
-            devices_per_node=max(one.devices_per_node for one in groups),
-            memory_gib_per_device=min(one.memory_gib_per_device for one in groups),
-            source="its groups",
-            group=tuple(groups),
-        )
 
     def is_alike(self, other: Cluster) -> bool:
         """Return whether the two differ in name and number of nodes only."""
@@ -247,37 +222,16 @@ class Cluster:
         path = self.nvme_path
         if path is not None and ("\0" in path or not PurePosixPath(path).is_absolute()):
             raise bad_value("cluster.nvme_path", path, "the absolute path of a folder, or no entry")
-        names = [one.name for one in self.group]
-        for name in names:
-            if not GROUP_NAME.fullmatch(name) or names.count(name) > 1:
-                expected = (
-                    "a name of its own of up to 32 of a-z, 0-9, '.', '_' and '-' for each group"
-                )
-                raise bad_value("cluster.group.name", name, expected)
 
     @property
     def devices(self) -> int:
-        """Nodes * devices_per_node, summed over the groups where there are some."""
-        return sum(one.devices for one in self.group) or self.nodes * self.devices_per_node
-
-    def parts(self) -> tuple[Cluster, ...]:
-        """Return its groups; itself where it has none."""
-        return self.group or (self,)
+        """Nodes * devices_per_node."""
+        return self.nodes * self.devices_per_node
 
     def describe(self) -> str:
-        """Return nodes and devices: `2 nodes of 8 x H100`, those of each group after its name."""
-        named = {f"{one.name}: " if self.group else "": one for one in self.parts()}
-        each = (
-            f"{name}{one.nodes:,} node{'s' if one.nodes > 1 else ''} of {one.devices_per_node} x"
-            f" {one.device}"
-            for name, one in named.items()
-        )
-        return ", ".join(each)
-
-    @property
-    def is_priced(self) -> bool:
-        """Whether the price of every node is stated."""
-        return all(one.price_per_node_hour is not None for one in self.parts())
+        """Return nodes and devices: `2 nodes of 8 x H100`."""
+        plural = "s" if self.nodes > 1 else ""
+        return f"{self.nodes:,} node{plural} of {self.devices_per_node} x {self.device}"
 
     @property
     def memory_bytes_per_device(self) -> int:

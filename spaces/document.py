@@ -12,12 +12,12 @@ import os
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import STORED_NAMES, Recipe, current_names
+from frontrunner.spaces.recipe import STORED_NAMES, Recipe, current_fields
 
 if TYPE_CHECKING:
     from frontrunner.spaces.columns import RecipeColumns
@@ -35,7 +35,7 @@ def identity(problem: Problem, recipe: Recipe) -> dict[str, Any]:
     identity of what was measured. Fields at their default stay out too, so that a later version may
     add a field.
     """
-    cluster = problem.at(recipe).cluster
+    cluster = problem.cluster
     return {
         "version": DOCUMENT_VERSION,
         "model": {
@@ -126,18 +126,15 @@ def recipe_ids(problem: Problem, recipes: RecipeColumns) -> Iterator[str]:
         else:
             runs.append((texts, codes))
     (always,), _ = runs.pop(0)
-    shells = {}
-    for group in recipes.columns["group"].values:
-        whole = identity(problem, replace(recipes[0], group=group)) | {"recipe": {}}
-        before_text, after = canonical_json(whole).split('"recipe":{}')
-        shells[group] = hashlib.sha256(f'{before_text}"recipe":{{'.encode()), f"}}{after}".encode()
-    groups, group_codes = recipes.columns["group"]
+    whole = canonical_json(identity(problem, recipes[0]) | {"recipe": {}})
+    before_text, after = whole.split('"recipe":{}')
+    begun, after_text = hashlib.sha256(f'{before_text}"recipe":{{'.encode()), f"}}{after}".encode()
     for start in range(0, len(recipes), IDS_AT_ONCE):
         rows = slice(start, start + IDS_AT_ONCE)
         parts = [[texts[code] for code in codes[rows].tolist()] for texts, codes in runs]
-        of_group = [shells[groups[code]] for code in group_codes[rows].tolist()]
-        varied = zip(*parts, strict=True) if parts else itertools.repeat(())
-        for (begun, after_text), own in zip(of_group, varied, strict=False):
+        count = min(IDS_AT_ONCE, len(recipes) - start)
+        varied = zip(*parts, strict=True) if parts else itertools.repeat((), count)
+        for own in varied:
             found = begun.copy()
             found.update((always + "".join(own))[1:].encode() + after_text)
             yield found.hexdigest()[:ID_LENGTH]
@@ -164,7 +161,7 @@ def read_plain(kind: Any, value: Any, name: str) -> Any:
     is_table = is_dataclass(kind)
     if is_table and isinstance(value, dict):
         table, hints = (
-            current_names(value) if kind is Recipe else value,
+            current_fields(value) if kind is Recipe else value,
             typing.get_type_hints(kind),
         )
         if unknown := set(table) - set(hints):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -55,41 +54,8 @@ class _Counts:
         return {code: text for code, (_, text) in self.first.items()}
 
 
-def survey_of(
-    problem: Problem,
-    dimensions: Dimensions,
-    parts: Sequence[Dimensions],
-    custom: Mapping[str, CustomKnob],
-) -> Survey:
-    """Look at every point of the `parts` of a space with these dimensions, one for each group of
-    nodes.
-    """
-    surveys = [_survey_of(problem, part, custom) for part in parts]
-    if len(surveys) == 1:
-        return replace(surveys[0], dimensions=dimensions)
-    refusals, examples = Counter[str](), dict[str, str]()
-    for survey in surveys:
-        refusals.update(survey.refusals)
-        examples = {**survey.examples, **examples}
-    columns = {
-        name: Column.joined([survey.places.column(name) for survey in surveys])
-        for name in dimensions
-    }
-    return Survey(
-        problem=problem,
-        dimensions=dimensions,
-        recipes=RecipeColumns.joined([survey.recipes for survey in surveys]),
-        places=Places(dimensions, columns=columns),
-        repeats=sum(survey.repeats for survey in surveys),
-        refusals=dict(refusals),
-        examples=examples,
-        custom=custom,
-    )
-
-
-def _survey_of(
-    problem: Problem, dimensions: Dimensions, custom: Mapping[str, CustomKnob]
-) -> Survey:
+def survey_of(problem: Problem, dimensions: Dimensions, custom: Mapping[str, CustomKnob]) -> Survey:
+    """Look at every point of a space with these dimensions."""
     framing = sum(name in FRAME for name in dimensions)
     values, counts = tuple(dimensions.values()), _Counts()
     rest = {name: dimensions[name] for name in list(dimensions)[framing:]}
@@ -346,7 +312,7 @@ class _Walk:
 
 
 def _first(rule: Rules, problem: Problem, recipe: Recipe) -> Reason | None:
-    return next(itertools.starmap(Reason, rule(recipe, problem.at(recipe))), None)
+    return next(itertools.starmap(Reason, rule(recipe, problem)), None)
 
 
 def _distinct(recipes: RecipeColumns, frames: Rows) -> tuple[Rows, Rows]:

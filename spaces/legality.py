@@ -60,17 +60,11 @@ def why_no_frame(recipe: Recipe, problem: Problem) -> Reason | None:
     """Return the first reason in degrees, devices, schedule and batch alone: one for all points
     that share these.
     """
-    if problem.cluster.group and recipe.group not in problem.by_group:
-        known = ", ".join(problem.by_group)
-        return Reason(
-            "group", f"no group {recipe.group!r} in the cluster, whose groups are {known}"
-        )
-    return next(itertools.starmap(Reason, _frame(recipe, problem.at(recipe))), None)
+    return next(itertools.starmap(Reason, _frame(recipe, problem)), None)
 
 
 def why_illegal_in_frame(recipe: Recipe, problem: Problem) -> Reason | None:
     """Return the first of the other reasons."""
-    problem = problem.at(recipe)
     rules = (*IN_FRAME_RULES, *ENGINE_RULES[recipe.engine])
     return next((Reason(*found) for of_kind in rules for found in of_kind(recipe, problem)), None)
 
@@ -83,8 +77,7 @@ def _frame(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901, PLR0912
     tp, pp, cp = recipe.tensor_parallel, recipe.pipeline_parallel, recipe.context_parallel
     chunks = recipe.virtual_stages
     if recipe.devices > problem.cluster.devices:
-        where = f"group {recipe.group}" if recipe.group else "the cluster"
-        yield "devices", f"{recipe.devices} devices of {problem.cluster.devices} in {where}"
+        yield "devices", f"{recipe.devices} devices of {problem.cluster.devices} in the cluster"
     parts = (
         ("heads", model.heads),
         ("ffn_hidden", model.ffn_hidden),
@@ -673,7 +666,6 @@ ENGINE_RULES: dict[str, tuple[Rules, ...]] = {
 
 def marks(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
     """Yield what a reader should know about a legal recipe: unusual, allowed, and often slow."""
-    problem = problem.at(recipe)
     model, devices, per_node = (
         problem.model,
         problem.cluster.devices,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Literal
 
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
@@ -180,44 +178,15 @@ class Problem:
                 f"at most model.max_positions = {limit}",
             )
 
-    @cached_property
-    def by_group(self) -> Mapping[str, Problem]:
-        """The problem on the nodes of each of the cluster's groups by its name; itself, as "",
-        where there is none.
-        """
-        named = {one.name: replace(self, cluster=one) for one in self.cluster.group}
-        return named or {"": self}
-
-    def at(self, recipe: Recipe) -> Problem:
-        """Return the problem on the nodes of the recipe's group; itself where the cluster has no
-        groups.
-        """
-        if not self.cluster.group:
-            return self
-        if recipe.group not in self.by_group:
-            raise bad_value("recipe.group", recipe.group, f"one of {', '.join(self.by_group)}")
-        return self.by_group[recipe.group]
-
-    def split(self, recipes: Sequence[Recipe]) -> list[tuple[Problem, Sequence[int]]]:
-        """Return the problem on the nodes of each group that recipes have, with the places of its
-        recipes.
-        """
-        if not self.cluster.group:
-            return [(self, range(len(recipes)))]
-        found: dict[str, list[int]] = {}
-        for place, recipe in enumerate(recipes):
-            found.setdefault(recipe.group, []).append(place)
-        return [(self.at(recipes[places[0]]), places) for places in found.values()]
-
     def training(self, recipe: Recipe, tokens_per_s: float | None) -> Training | None:
         """Return what `billion_tokens` take on a recipe's nodes; None where either number is not
         known.
         """
         if self.billion_tokens is None or not tokens_per_s:
             return None
-        cluster = self.at(recipe).cluster
-        nodes = math.ceil(recipe.devices / cluster.devices_per_node)
-        return Training.of(self.billion_tokens, tokens_per_s, nodes, cluster.price_per_node_hour)
+        nodes = math.ceil(recipe.devices / self.cluster.devices_per_node)
+        price = self.cluster.price_per_node_hour
+        return Training.of(self.billion_tokens, tokens_per_s, nodes, price)
 
     def divisor(self, rate: str, recipe: Recipe) -> float:
         """Return what tokens/s are divided by for one of `pareto.RATES`: 1, the devices, or the
@@ -227,11 +196,10 @@ class Problem:
         """
         if rate == "tokens_per_device":
             return recipe.devices
-        cluster = self.at(recipe).cluster
-        price = cluster.price_per_node_hour
+        price = self.cluster.price_per_node_hour
         if rate == "tokens" or price is None:
             return 1.0
-        return math.ceil(recipe.devices / cluster.devices_per_node) * price / 3600
+        return math.ceil(recipe.devices / self.cluster.devices_per_node) * price / 3600
 
     @property
     def has_fused_attention(self) -> bool:

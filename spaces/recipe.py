@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Literal, NamedTuple
 
 from frontrunner.spaces.custom import (
@@ -22,8 +22,8 @@ from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.errors import bad_value, require_at_least, require_one_of
 from frontrunner.spaces.sharding import UNSHARDED, Sharding
 
-Kind = Literal["count", "flag", "choice", "name", "sharding", "layers", "custom"]
-Group = Literal["machine", "degrees", "pipeline", "batch", "sharding", "option", "lever"]
+Kind = Literal["count", "flag", "choice", "sharding", "layers", "custom"]
+Group = Literal["degrees", "pipeline", "batch", "sharding", "option", "lever"]
 
 ENGINES = ("torch", "deepspeed")
 SPLIT_BACKWARD_SCHEDULES = ("interleaved-zero-bubble", "zbv", "dualpipev")
@@ -88,13 +88,6 @@ class Dimension:
         """The pandas type of a column of values."""
         return {"count": "int64", "flag": "bool"}.get(self.kind, "string")
 
-    @property
-    def is_everywhere(self) -> bool:
-        """Whether every recipe has a value: a name is one of things that most problems have none
-        of.
-        """
-        return self.kind != "name"
-
     def of(self, recipe: Recipe) -> Choice:
         """Return the recipe's value as a space names it."""
         if self.kind == "sharding":
@@ -120,8 +113,6 @@ class Dimension:
             Sharding.named(str(value), 2)
         elif self.values:
             require_one_of(owner, self.name, str(value), self.values)
-        elif self.kind == "name" and not value:
-            raise bad_value(f"{owner}.{self.name}", value, "names that are not empty")
         elif self.kind == "count" and (
             isinstance(value, bool) or not isinstance(value, int) or value < 1
         ):
@@ -132,12 +123,7 @@ def _declare(
     kind: Kind, description: str, neutral: Any, group: Group = "lever", **more: Any
 ) -> Any:
     stated = Dimension(kind=kind, description=description, group=group, **more)
-    is_shown = stated.is_everywhere
-    return field(
-        default=MISSING if neutral is None else neutral,
-        repr=is_shown,
-        metadata={"dimension": stated},
-    )
+    return field(default=MISSING if neutral is None else neutral, metadata={"dimension": stated})
 
 
 def _count(description: str, neutral: int | None = 1, **more: Any) -> Any:
@@ -182,14 +168,9 @@ class Recipe(ReadsEarlierNames, Displayed):
 
     `layers_per_stage` holds the layers of each stage along the model; empty is as even as possible,
     the first stages taking the remainder. `custom` are knobs of the user's own, sorted by name,
-    that are not at their default. Spaces enumerate and judge the first nine fields in this order.
+    that are not at their default. Spaces enumerate and judge the first eight fields in this order.
     """
 
-    group: str = _declare(
-        "name", "node type, of a cluster that has several (`cluster.group`); by default all of "
-                "them",
-        "", "machine", word="on {value}", is_one_hot=True,
-    )  # fmt: skip
     tensor_parallel: int = _count(
         "tensor-parallel degree; data parallelism is what is left of the devices",
         group="degrees",
@@ -487,19 +468,14 @@ class Recipe(ReadsEarlierNames, Displayed):
         return precision if self.fp8 == "none" else "fp8"
 
     def layout(self) -> str:
-        """Return the degrees: `tp2 pp2 dp4`, with `cp2` where ranks share sequences, and the group
-        of nodes.
-        """
+        """Return the degrees: `tp2 pp2 dp4`, with `cp2` where ranks share sequences."""
         context = f" cp{self.context_parallel}" if self.context_parallel > 1 else ""
-        degrees = (
+        return (
             f"tp{self.tensor_parallel} pp{self.pipeline_parallel} dp{self.data_parallel}{context}"
         )
-        return " ".join((degrees, *self.words("machine")))
 
     def title(self) -> str:
-        """Return the degrees above 1 in words: `2-way tensor, 4-way pipeline parallel`, with the
-        group of nodes.
-        """
+        """Return the degrees above 1 in words: `2-way tensor, 4-way pipeline parallel`."""
         degrees = {
             "tensor": self.tensor_parallel,
             "pipeline": self.pipeline_parallel,
@@ -507,7 +483,7 @@ class Recipe(ReadsEarlierNames, Displayed):
             "context": self.context_parallel,
         }
         words = ", ".join(f"{degree}-way {name}" for name, degree in degrees.items() if degree > 1)
-        return ", ".join((f"{words} parallel" if words else "One device", *self.words("machine")))
+        return f"{words} parallel" if words else "One device"
 
     def options(self) -> tuple[str, ...]:
         """Return what the recipe chooses besides degrees, batch and sharding, in words."""
@@ -532,7 +508,7 @@ def _declared() -> dict[str, Dimension]:
         stated: Dimension = one.metadata["dimension"]
         name, is_required = stated.name or one.name, one.default is MISSING
         neutral: Any = None if is_required else one.default
-        default = stated.default or (() if is_required or not stated.is_everywhere else (neutral,))
+        default = stated.default or (() if is_required else (neutral,))
         label, stored = stated.label or name.replace("_", " "), stated.stored or one.name
         found[name] = replace(
             stated,
@@ -550,17 +526,6 @@ DIMENSIONS: Mapping[str, Dimension] = _declared()
 """The dimensions by the name that spaces, files and commands have for them."""
 
 
-def dimensions_of(*recipes: Recipe) -> list[Dimension]:
-    """Return the dimensions that some of these recipes have a value of: all but names of what their
-    problem lacks.
-    """
-    return [
-        one
-        for one in DIMENSIONS.values()
-        if one.is_everywhere or any(getattr(of, one.field) for of in recipes)
-    ]
-
-
 COUNTS = tuple(one.field for one in DIMENSIONS.values() if one.kind == "count")
 CHOICES = {one.field: one.values for one in DIMENSIONS.values() if one.kind == "choice"}
 _counts_of, _choices_of = (
@@ -570,6 +535,8 @@ _counts_of, _choices_of = (
 EARLIER_NAMES = {one.stored: one.field for one in DIMENSIONS.values() if one.stored != one.field}
 """Keys of earlier versions' files, and of stored recipes, with their names today."""
 
+NODE_TYPE = "group"
+"""Key of stored recipes for one of several node types of a cluster, which earlier versions had."""
 STORED_NAMES = {name: stored for stored, name in EARLIER_NAMES.items()}
 
 
@@ -581,21 +548,27 @@ def current_names(table: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def plain_recipe(recipe: Recipe) -> dict[str, Any]:
-    """Return every field of a recipe as JSON holds it; `custom` and names only where there are
-    any.
+def current_fields(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored recipe with the fields that recipes have today.
+
+    The node type of a recipe for one of several (`NODE_TYPE`) becomes a knob of the user's own, so
+    that recipes of different node types stay different, and views show it.
     """
+    found = current_names(table)
+    if node_type := found.pop(NODE_TYPE, ""):
+        knob = {"name": NODE_TYPE, "value": node_type, "env": NODE_TYPE.upper()}
+        found["custom"] = sorted([*found.get("custom", ()), knob], key=itemgetter("name"))
+    return found
+
+
+def plain_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Return every field of a recipe as JSON holds it; `custom` only where there are any."""
     table = asdict(recipe) | {"layers_per_stage": list(recipe.layers_per_stage)}
     own = [
         {key: value for key, value in one.items() if value is not None}
         for one in table.pop("custom")
     ]
-    unnamed = {
-        one.field for one in DIMENSIONS.values() if not one.is_everywhere and not table[one.field]
-    }
-    return {key: value for key, value in table.items() if key not in unnamed} | (
-        {"custom": own} if own else {}
-    )
+    return table | ({"custom": own} if own else {})
 
 
 def stored_recipe(recipe: Recipe) -> dict[str, Any]:

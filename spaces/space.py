@@ -4,7 +4,6 @@ make.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -49,7 +48,7 @@ DEGREES = tuple(
 FRAME = tuple(
     one.name
     for one in DIMENSIONS.values()
-    if one.group in ("machine", "degrees", "batch", "pipeline") and one.kind != "layers"
+    if one.group in ("degrees", "batch", "pipeline") and one.kind != "layers"
 )
 """The first dimensions, which `legality.why_no_frame` judges."""
 MAX_POINTS = 20_000_000
@@ -97,8 +96,6 @@ def recipe_at(
     }
     values["rank_order"] = order_that_matters(values["rank_order"], at)
     values |= zip(DEGREES, degrees, strict=True)
-    if "group" in choice:
-        values["group"] = choice["group"]
     if custom:
         own = (one for name in sorted(custom) for one in custom[name].at(name, choice[name]))
         values["custom"] = tuple(own)
@@ -144,8 +141,7 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
     """The choices for each of `DIMENSIONS`, as fields of its name, and knobs of the user's own.
 
     An empty `accumulation` follows from the fixed global batch; an empty `devices` is all of the
-    cluster's, or of each group's, and an empty `group` is each of the cluster's. `exhaustive` tries
-    values in the order in which they were given.
+    cluster's. `exhaustive` tries values in the order in which they were given.
     """
 
     custom: Mapping[str, CustomKnob] = field(default_factory=dict)
@@ -183,40 +179,10 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
         free.
         """
         found: dict[str, tuple[Choice, ...]] = {name: getattr(self, name) for name in DIMENSIONS}
-        groups = self.groups(cluster)
-        found["group"] = tuple(one.name for one in groups)
-        found["devices"] = found["devices"] or tuple(
-            dict.fromkeys(one.devices for one in groups or (cluster,))
-        )
-        for name in ("group", "accumulation"):
-            if not found[name]:
-                del found[name]
+        found["devices"] = found["devices"] or (cluster.devices,)
+        if not found["accumulation"]:
+            del found["accumulation"]
         return found | {name: knob.values for name, knob in self.custom.items()}
-
-    def groups(self, cluster: Cluster) -> tuple[Cluster, ...]:
-        """Return the cluster's groups that recipes may use, none where it has none; refuse unknown
-        names.
-        """
-        known = {one.name: one for one in cluster.group}
-        if unknown := next((name for name in self.group if name not in known), None):
-            expected = (
-                f"one of {', '.join(known)}" if known else "no entry: the cluster has no groups"
-            )
-            raise bad_value("space.group", unknown, expected)
-        return tuple(known[name] for name in self.group or known)
-
-    def only_group(self, cluster: Cluster) -> str:
-        """Return the only group that recipes may use, "" where the cluster has none; refuse several
-        by their names.
-        """
-        names = [one.name for one in self.groups(cluster)]
-        if len(names) > 1:
-            raise bad_value(
-                "space.group",
-                names,
-                f"one of them, as {shown(names[0])}: this is about one node type",
-            )
-        return names[0] if names else ""
 
     def dimension(self, name: str) -> Dimension:
         """Return one of the dimensions, a recipe's or the user's own."""
@@ -231,11 +197,7 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
             )
             raise bad_value("space.accumulation", None, expected)
         dimensions = self.dimensions(problem.cluster)
-        groups = self.groups(problem.cluster)
-        parts = [
-            self.with_choices(group=(one.name,)).dimensions(problem.cluster) for one in groups
-        ] or [dimensions]
-        if (points := sum(math.prod(map(len, part.values())) for part in parts)) > MAX_POINTS:
+        if (points := math.prod(map(len, dimensions.values()))) > MAX_POINTS:
             sizes = ", ".join(
                 f"{name} {len(values)}" for name, values in dimensions.items() if len(values) > 1
             )
@@ -243,7 +205,7 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
             raise InvalidInput(message, hint=f"narrow a dimension: {sizes}")
         from frontrunner.spaces.enumeration import survey_of
 
-        return survey_of(problem, dimensions, parts, self.custom)
+        return survey_of(problem, dimensions, self.custom)
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -257,15 +219,8 @@ def usual_space(problem: Problem) -> Space:
     rounding.
 
     Those that need more of an installation, such as compilation or offloading, are left to a stated
-    space. For several groups it is what any of them leaves room for.
+    space.
     """
-    if problem.cluster.group:
-        spaces = [usual_space(one) for one in problem.by_group.values()]
-        every = ((name, [getattr(one, name) for one in spaces]) for name in DIMENSIONS)
-        joined: Any = {
-            name: tuple(dict.fromkeys(itertools.chain(*values))) for name, values in every
-        }
-        return Space(**joined)
     cluster, batch, model = problem.cluster, problem.global_batch, problem.model
     devices, several = cluster.devices, cluster.nodes > 1
     # Of a rack's 72 devices, only degrees that heads and widths divide by are legal.

@@ -95,9 +95,7 @@ of `unvalidated`.
 """
 VALIDATED_SCHEDULES = ("none", "1f1b", "interleaved-1f1b")
 _UNVALIDATED = tuple(
-    (one.name, one.field, one.neutral)
-    for one in DIMENSIONS.values()
-    if one.name not in VALIDATED and one.is_everywhere
+    (one.name, one.field, one.neutral) for one in DIMENSIONS.values() if one.name not in VALIDATED
 )
 
 FASTER_THAN_NEEDED = math.exp(NORMAL_95 * math.hypot(DEVIATIONS["matmul"], ROW_ERROR))
@@ -205,24 +203,20 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         set(each(recipes, attrgetter("engine")).tolist()),
     )
     count = "1 estimate is" if len(unknown) == 1 else f"{len(unknown):,} estimates are"
-    precision, parts = (
-        problem.precision,
-        [own for own, _ in problem.split(recipes)] or problem.by_group.values(),
-    )
-    clusters = [own.cluster for own in parts]
+    precision, cluster = problem.precision, problem.cluster
     codes = [coded(problem.software, engine) for engine in ENGINES if engine in engines] or [
         coded(problem.software)
     ]
-    estimated = list(itertools.product(clusters, codes))
-    fits = [fit_of(one, precision, code) for one, code in estimated]
-    on_cpu = {one.matmul_flops(precision) is not None for one in clusters if one.backend == "cpu"}
+    fits = [fit_of(cluster, precision, code) for code in codes]
+    on_cpu = cluster.backend == "cpu"
+    is_measured_together = cluster.matmul_flops(precision) is not None
     remarks = {
         NOT_TRAINED: problem.model.mtp_layers > 0 and problem.software.code is None,
-        **dict.fromkeys(_unused_fits(estimated, precision), True),
+        **dict.fromkeys(_unused_fits(cluster, codes, precision), True),
         **{_used_fit(fit): True for fit in fits if fit is not None},
-        OTHER_HARDWARE: None in fits and not all(is_validated(one, precision) for one in clusters),
-        SHARED_CPU: False in on_cpu,
-        MEASURED_TOGETHER: True in on_cpu,
+        OTHER_HARDWARE: None in fits and not is_validated(cluster, precision),
+        SHARED_CPU: on_cpu and not is_measured_together,
+        MEASURED_TOGETHER: on_cpu and is_measured_together,
         f"{count} less certain: no measurement has validated {names}": (
             bool(unknown) and has_times(problem)
         ),
@@ -231,13 +225,13 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         UNEVENLY_LOADED: (
             problem.model.experts > 0
             and problem.model.routing == "learned"
-            and not all("rank_imbalance" in one.efficiencies for one in clusters)
+            and "rank_imbalance" not in cluster.efficiencies
         ),
         HOST_UNLIMITED: offloads,
-        HOST_ASSUMED: offloads and any(one.links.host_gb_per_s is None for one in clusters),
+        HOST_ASSUMED: offloads and cluster.links.host_gb_per_s is None,
     }
     keys = tuple(
-        dict.fromkeys(itertools.chain(*(assumed(one, precision, code) for one, code in estimated)))
+        dict.fromkeys(itertools.chain(*(assumed(cluster, precision, code) for code in codes)))
     )
     return Trust(
         assumed=keys,
@@ -255,14 +249,14 @@ def _used_fit(fit: FittedCode) -> str:
     return f"constants are fitted to {fit.rows} steps of {fit.code} on up to {nodes} ({fit.source})"
 
 
-def _unused_fits(estimated: Sequence[tuple[Cluster, Software]], precision: str) -> list[str]:
-    """Return a remark for each code without a fit of its own on a cluster that has fits of
+def _unused_fits(cluster: Cluster, codes: Sequence[Software], precision: str) -> list[str]:
+    """Return a remark for each code without a fit of its own, where the cluster has fits of
     others.
     """
     return [
         f"the cluster file's fit to steps of {' and of '.join(map(_fitted_to, cluster.fitted))} is"
         f" not used for {known_as(code)} in {precision}"
-        for cluster, code in estimated
+        for code in codes
         if cluster.fitted and fit_of(cluster, precision, code) is None
     ]
 
@@ -481,15 +475,9 @@ def has_times(problem: Problem, engine: str = "torch") -> bool:
     """Return whether step times are estimates; without the device's peak at most their order means
     something.
     """
-    clusters, code = (
-        [own.cluster for own in problem.by_group.values()],
-        coded(problem.software, engine),
-    )
-    return not any(
-        key.startswith("peak_tflops")
-        for one in clusters
-        for key in assumed(one, problem.precision, code)
-    )
+    code = coded(problem.software, engine)
+    keys = assumed(problem.cluster, problem.precision, code)
+    return not any(key.startswith("peak_tflops") for key in keys)
 
 
 def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | None:
@@ -499,7 +487,7 @@ def why_too_fast(recipe: Recipe, problem: Problem, step_time_s: float) -> str | 
     Those are CPUs, fp32, clusters that omit a figure or state constants of their own but their
     links', and unvalidated choices.
     """
-    cluster = problem.at(recipe).cluster
+    cluster = problem.cluster
     has_fitted = not (BOUNDS.keys() - LINKS).isdisjoint(cluster.efficiencies)
     blind = cluster.backend == "cpu" or problem.precision == "fp32" or has_fitted
     if blind or unvalidated(recipe, problem) or assumptions(cluster, problem.precision):

@@ -11,7 +11,6 @@ from typing import Any
 from frontrunner.evaluators.analytic.accuracy_bounds import Trust, trust_in
 from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, plan, why_none
 from frontrunner.evaluators.analytic.step import TRAFFIC
-from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import GlobalBatch, Problem
@@ -112,8 +111,7 @@ class Advice(Displayed):
     """The recommendation, with the estimates behind it.
 
     `one_node` is empty on one node; `chosen` is None where nothing fits. `choices` name its recipe
-    within the campaign's space; `lacking` are those that the space does not list. `elsewhere` is
-    what is advised on the cluster's other groups, the best first.
+    within the campaign's space; `lacking` are those that the space does not list.
     """
 
     problem: Problem
@@ -126,7 +124,6 @@ class Advice(Displayed):
     lacking: Mapping[str, Choice]
     tiling: Tiling | None
     trust: Trust
-    elsewhere: tuple[Advice, ...] = ()
 
     def __repr__(self) -> str:
         estimate = self.chosen and self.chosen.estimate
@@ -142,32 +139,11 @@ class Advice(Displayed):
         )
 
 
-def advise(space: Space, problem: Problem, rate: str = "tokens") -> Advice:
+def advise(space: Space, problem: Problem) -> Advice:
     """Estimate every layout on one device, one node and the whole cluster, and choose; `space`
     names the recipe.
-
-    Of several groups it is the one whose recipe has the highest `rate`, one of `pareto.RATES`.
     """
     own = space.dimensions(problem.cluster)
-    if not (groups := space.groups(problem.cluster)):
-        return _advise(own, problem)
-
-    def worth(found: Advice) -> float:
-        chosen = found.chosen and found.chosen.estimate
-        return (
-            speed(found.chosen) / problem.divisor(rate, chosen.recipe)
-            if found.chosen and chosen
-            else 0.0
-        )
-
-    name = problem.cluster.name
-    clusters = (Cluster.of_groups(f"{name}, group {one.name}", [one]) for one in groups)
-    each = [_advise(own, replace(problem, cluster=one)) for one in clusters]
-    best, *others = sorted(each, key=worth, reverse=True)
-    return replace(best, elsewhere=tuple(others))
-
-
-def _advise(own: Mapping[str, tuple[Choice, ...]], problem: Problem) -> Advice:
     cluster = problem.cluster
     alone = layouts(problem, 1)
     node = (
@@ -351,10 +327,7 @@ def _named_by(
 
 def _one_copy(problem: Problem) -> OneCopy | None:
     """Return one sequence at a time on one device; None where no rule lets a device hold a copy."""
-    group = next((one.name for one in problem.cluster.group), "")
-    whole = Recipe(
-        group=group, devices=1, micro_batch_seqs=1, accumulation=problem.global_batch.maximum
-    )
+    whole = Recipe(devices=1, micro_batch_seqs=1, accumulation=problem.global_batch.maximum)
     recipes = [whole, replace(whole, recompute="full")]
     if any(why_illegal(recipe, problem) for recipe in recipes):
         return None

@@ -152,7 +152,7 @@ def breakdown(
     """Break down a legal recipe, `measured` or `unmatched`; raises `InvalidInput` where the
     formulas do not know it.
     """
-    problem, unknown = problem.at(recipe), not_modelled(recipe)
+    unknown = not_modelled(recipe)
     if unknown is not None:
         what = (
             f"recipe {recipe_id(problem, recipe)} cannot be estimated: the formulas do not know"

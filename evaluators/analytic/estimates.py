@@ -4,7 +4,6 @@ a space.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -151,15 +150,16 @@ class EstimateTable(Sequence[Estimate]):
         times alone.
         """
         recipes = [self.recipes[row] for row in rows]
-        known = [has_times(self.problem.at(recipe), recipe.engine) for recipe in recipes]
+        known = [has_times(self.problem, recipe.engine) for recipe in recipes]
         ends, off = np.zeros((2, len(recipes))), np.zeros(len(recipes))
         times = {field.name: np.zeros(len(recipes)) for field in fields(StepTime)}
         sizes = {field.name: np.zeros(len(recipes)) for field in fields(PeakMemory)}
         on_host = np.zeros(len(recipes))
         others = ({*unvalidated(recipe, self.problem)} - BOUNDED for recipe in recipes)
         unjudged = np.fromiter(map(bool, others), dtype=np.bool_)
-        for places, problem, machine, work in blocks(recipes, self.problem):
-            of = (problem.cluster, problem.precision, machine.software, work)
+        cluster, precision = self.problem.cluster, self.problem.precision
+        for places, machine, work in blocks(recipes, self.problem):
+            of = (cluster, precision, machine.software, work)
             ends[:, places] = log_bounds(*of, unjudged[places])
             peak = peak_memory(machine, work)
             off[places] = log_deviation(machine, work, peak)
@@ -197,7 +197,7 @@ class EstimateTable(Sequence[Estimate]):
         limit = longest if waits[longest] >= WORTH_NAMING * time_s else "compute"
         rate = rates(recipe, self.problem, time_s) if log_ends is not None else {}
         bounds = (int(peak / size_factor), int(peak * size_factor))
-        judged = verdict(peak, self.problem.at(recipe).cluster.memory_bytes_per_device, bounds)
+        judged = verdict(peak, self.problem.cluster.memory_bytes_per_device, bounds)
         return Estimate(
             recipe_id=recipe_id(self.problem, recipe),
             recipe=recipe,
@@ -229,7 +229,7 @@ class EstimateTable(Sequence[Estimate]):
         """Whether each recipe fits (0), does so tightly (1) or does not (2), by the estimate
         alone.
         """
-        return fit(self.peak_memory_bytes, memory_limits(self.recipes, self.problem))
+        return fit(self.peak_memory_bytes, self.problem.cluster.memory_bytes_per_device)
 
     @cached_property
     def order(self) -> npt.NDArray[np.intp]:
@@ -301,10 +301,8 @@ class Plan(Displayed):
 
     @property
     def memory_limit_bytes(self) -> int:
-        """A device's memory; of several groups the most."""
-        return max(
-            one.cluster.memory_bytes_per_device for one in self.table.problem.by_group.values()
-        )
+        """A device's memory."""
+        return self.table.problem.cluster.memory_bytes_per_device
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
@@ -384,7 +382,7 @@ def not_modelled(recipe: Recipe) -> str | None:
 def estimate_many(recipes: Sequence[Recipe], problem: Problem) -> EstimateTable:
     """Estimate recipes, in order; each must be one that the formulas know (`not_modelled`)."""
     times, sizes = np.zeros(len(recipes)), np.zeros(len(recipes))
-    for places, _, machine, work in blocks(recipes, problem):
+    for places, machine, work in blocks(recipes, problem):
         times[places] = step_time(machine, work).total
         sizes[places] = np.floor(peak_memory(machine, work).total)
     return EstimateTable(
@@ -398,40 +396,28 @@ def surely_too_large(recipes: Sequence[Recipe], problem: Problem) -> npt.NDArray
     """
     found = np.zeros(len(recipes), dtype=np.bool_)
     known = np.flatnonzero(each(recipes, not_modelled) == None)  # noqa: E711 - of each row
-    for places, own, machine, work in blocks(chosen(recipes, known), problem):
+    for places, machine, work in blocks(chosen(recipes, known), problem):
         peak = peak_memory(machine, work)
-        above = np.log(peak.total / own.cluster.memory_bytes_per_device)
+        above = np.log(peak.total / problem.cluster.memory_bytes_per_device)
         found[known[places]] = above > SURE * log_deviation(machine, work, peak)
     return found
 
 
-def memory_limits(recipes: Sequence[Recipe], problem: Problem) -> Rows:
-    """Return the memory of one of each recipe's devices in bytes."""
-    return each(
-        recipes, lambda recipe: problem.at(recipe).cluster.memory_bytes_per_device, np.float64
-    )
-
-
 def blocks(
     recipes: Sequence[Recipe], problem: Problem
-) -> Iterator[tuple[npt.NDArray[np.intp], Problem, Machine, Workload]]:
-    """Yield places in `recipes` with the problem on their nodes, machine and workload.
+) -> Iterator[tuple[npt.NDArray[np.intp], Machine, Workload]]:
+    """Yield places in `recipes` with their machine and workload.
 
-    Each block is of one group and one engine, and has at most `ROWS_AT_ONCE` rows.
+    Each block is of one engine, and has at most `ROWS_AT_ONCE` rows.
     """
     engines = each(recipes, attrgetter("engine"))
-    for (own, of_group), engine in itertools.product(problem.split(recipes), ENGINES):
-        machine = Machine.of(own.cluster, own.precision, coded(own.software, engine))
-        places_of = np.asarray(of_group, dtype=np.intp)
-        rows = places_of[engines[places_of] == engine]
+    for engine in ENGINES:
+        machine = Machine.of(problem.cluster, problem.precision, coded(problem.software, engine))
+        rows = np.flatnonzero(engines == engine)
         for start in range(0, len(rows), ROWS_AT_ONCE):
             places = rows[start : start + ROWS_AT_ONCE]
-            yield (
-                places,
-                own,
-                machine,
-                Workload.of(chosen(recipes, places), own, machine.software.pipeline_split),
-            )
+            split = machine.software.pipeline_split
+            yield places, machine, Workload.of(chosen(recipes, places), problem, split)
 
 
 def why_none(survey: Survey, found: Plan) -> str | None:

@@ -156,7 +156,6 @@ class Machine:
         """Return the machine of a cluster; raises `InvalidInput` for a constant that is unknown or
         impossible.
         """
-        assert not cluster.group, "figures are those of one group: Problem.at"  # noqa: S101 - our own mistake
         check_efficiencies(cluster.efficiencies)
         own: dict[str, Any] = dict(cluster.efficiencies)
         if fit := fit_of(cluster, precision, software):

@@ -240,16 +240,6 @@ def slopes(
     return np.stack(np.broadcast_arrays(*columns), axis=1)
 
 
-def network_left(rows: Rows) -> float:
-    """Return the share of its deviation by which the network stays unknown, after measured rows of
-    `slopes` / noise.
-
-    It is that of the posterior of all constants: what others explain as well tells little of the
-    network.
-    """
-    return math.sqrt(float(np.linalg.inv(np.eye(rows.shape[1]) + rows.T @ rows)[0, 0]))
-
-
 def _changes(
     cluster: Cluster, precision: str, software: Software, work: Workload
 ) -> Callable[[Mapping[str, float | Rows]], Rows]:

@@ -6,30 +6,15 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from frontrunner.evaluators.analytic.accuracy_bounds import (
-    ROW_ERROR,
     Trust,
-    grown,
-    known_network,
-    prior_deviations,
     trust_in,
 )
-from frontrunner.evaluators.analytic.estimates import Estimate, blocks, plan, why_none
-from frontrunner.evaluators.analytic.priors import (
-    directions,
-    log_ends,
-    network_left,
-    of_network,
-    slopes,
-)
-from frontrunner.evaluators.analytic.workload import Rows
+from frontrunner.evaluators.analytic.estimates import Estimate, plan, why_none
 from frontrunner.spaces.cluster import MOST_DEVICES
 from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import DEGREES, Space
 
 MOST_COUNTS = 32
@@ -133,10 +118,6 @@ def scaling(space: Space, problem: Problem, nodes: Sequence[int], rate: str = "t
 
     `rate`, one of `pareto.RATES`, is what the best number of nodes has the most of.
     """
-    problem, space = (
-        problem.by_group[space.only_group(problem.cluster)],
-        space.with_choices(group=()),
-    )
     counts = check_counts(nodes, problem.cluster.devices_per_node)
     judge = functools.cache(functools.partial(_row, space.with_choices(devices=()), problem))
     strong = _judged([judge(count, problem.global_batch) for count in counts], problem, rate)
@@ -153,60 +134,6 @@ def scaling(space: Space, problem: Problem, nodes: Sequence[int], rate: str = "t
             list(best), replace(problem, cluster=replace(problem.cluster, nodes=counts[-1])), errors
         ),
     )
-
-
-def network_ends(
-    recipes: Sequence[Recipe],
-    problem: Problem,
-    measured: Sequence[tuple[Problem, Sequence[Recipe]]],
-) -> Rows:
-    """Return how far what is unknown of the network takes the 95 % ends of step times below and
-    above, as logarithms.
-
-    As far as the `measured` recipes felt the network it is known, on as many nodes as they had. On
-    twice as many and more it is as unknown as before any measurement, since smaller runs show
-    nothing of where a network congests: RCCL's all-reduces on Frontier take up to ten times as long
-    beyond 128 devices (arXiv 2504.18658).
-    """
-    found = np.zeros((2, len(recipes)))
-    for own, places in problem.split(recipes):
-        found[:, places] = _network_ends([recipes[place] for place in places], own, measured)
-    return found
-
-
-def _network_ends(
-    recipes: Sequence[Recipe],
-    problem: Problem,
-    measured: Sequence[tuple[Problem, Sequence[Recipe]]],
-) -> Rows:
-    cluster, precision, width = problem.cluster, problem.precision, problem.cluster.devices_per_node
-    each = [
-        (own, [known[place] for place in places])
-        for of, known in measured
-        for own, places in of.split(known)
-    ]
-    here = [(own, known) for own, known in each if own.cluster.is_alike(cluster)]
-    seen = max((recipe.devices / width for _, known in here for recipe in known), default=1.0)
-    deviations = prior_deviations(cluster, precision)
-    unseen = deviations["network_links"]
-    deviations["network_links"] = float(grown(cluster, precision, unseen, seen))
-    unknown = directions(deviations, None)
-    felt = [
-        slopes(cluster, precision, machine.software, work, unknown) / (2 * ROW_ERROR)
-        for own, known in here
-        for _, _, machine, work in blocks(known, own)
-    ]
-    left = deviations["network_links"] * network_left(
-        np.concatenate([np.empty((0, len(unknown))), *felt])
-    )
-    found = np.zeros((2, len(recipes)))
-    for places, _, machine, work in blocks(recipes, problem):
-        nodes = work.devices / width
-        network = known_network(left, grown(cluster, precision, unseen, nodes), nodes, seen)
-        found[:, places] = log_ends(
-            cluster, precision, machine.software, work, [of_network(network)]
-        )
-    return found
 
 
 def weak_batch(problem: Problem, nodes: int) -> GlobalBatch | None:

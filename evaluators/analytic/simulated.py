@@ -42,14 +42,13 @@ class Simulated(ImmediateEvaluator):
 
 def simulate(recipe: Recipe, setup: ProbeSetup) -> Measurement | Failure:
     """Return the simulated outcome of one recipe."""
-    problem = setup.problem.at(recipe)
+    problem = setup.problem
     memory, limit = _memory_bytes(recipe, problem), problem.cluster.memory_bytes_per_device
     if memory > limit:
         message = f"simulated: {memory / 2**30:.1f} GiB needed, {limit / 2**30:.1f} GiB per device"
         return Failure(kind=FailureKind.OUT_OF_MEMORY, message=message, log_tail="simulated")
     step = _step_time_s(recipe, problem)
     own = f" {recipe.custom}" if recipe.custom else ""
-    own += f" {recipe.group}" if recipe.group else ""
     digest = hashlib.sha256(f"{setup.seed} {recipe!r}{own}".encode()).digest()
     noise = 0.01 * int.from_bytes(digest[:8], "big") / 2**64
     times = tuple(

@@ -145,7 +145,7 @@ def step_timeline(recipe: Recipe, problem: Problem) -> StepTimeline:
     The timeline is the formulas' own step where all stages are equal. Otherwise it may end before
     or after them, and `differences` explain why.
     """
-    problem, name = problem.at(recipe), recipe_id(problem, recipe)
+    name = recipe_id(problem, recipe)
     unknown, passes = not_modelled(recipe), 2 * recipe.stages * recipe.accumulation
     if unknown is not None:
         what = f"the step of recipe {name} cannot be laid out: the formulas do not know {unknown}"

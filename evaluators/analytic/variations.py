@@ -176,9 +176,7 @@ def measured_scaling(center: Recipe, survey: Survey, tried: Tried) -> MeasuredSc
     for weak in (False, True):
         recipes = [scaled(center, survey, count, weak=weak) for count in counts]
         found[weak] = tuple(
-            _with_efficiency(
-                counts, found_of(recipes, survey.problem, tried), survey.problem.at(center)
-            )
+            _with_efficiency(counts, found_of(recipes, survey.problem, tried), survey.problem)
         )
     return MeasuredScaling(strong=found[False], weak=found[True])
 

@@ -8,7 +8,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -18,7 +18,6 @@ from frontrunner.spaces.errors import (
     InvalidInput,
     bad_value,
     installing,
-    naming,
     require_above_zero,
     require_at_least,
     require_one_of,
@@ -110,7 +109,7 @@ _RAY_KEYS = ("address", "shared_files", "resources")
 _KEYS_WITH_RAY = (
     *_RAY_KEYS, *_QUARANTINE_KEYS, "nodes_per_allocation", "allocations", "queue_limit_minutes",
     "network_interface",
-    "lifeline_s", "group",
+    "lifeline_s",
 )  # fmt: skip
 _WORDS = (
     "account",
@@ -137,25 +136,6 @@ _WORD = re.compile(r"[\w@%+=:,./&|*\[\]()-]+", re.ASCII)
 """Words that reach a submit script or a command line of a batch system: no blank, quote, `;`, `$`
 or newline.
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupDispatch:
-    """How nodes of one group are requested: the keys of [dispatch] that differ from those of the
-    others.
-    """
-
-    account: str | None = None
-    queue: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    walltime: str | None = None
-    nodes_per_allocation: int | None = None
-    allocations: int | None = None
-    processors_per_node: int | None = None
-    select_options: str | None = None
-    network_interface: str | None = None
-    resources: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,11 +220,6 @@ class DispatchSettings:
     """After this time a node that was set aside is checked, and used again if it is fine; by
     default 30, and twice as long each further time.
     """
-    group: Mapping[str, GroupDispatch] = field(default_factory=dict)
-    """By the name of a [group](clusters.md#several-node-types): those of `account`, `queue`, `qos`,
-    `constraint`, `walltime`, `nodes_per_allocation`, `allocations`, `processors_per_node`,
-    `select_options`, `network_interface` and `resources` that its nodes need.
-    """
 
     def __post_init__(self) -> None:
         for key, known in (("backend", BACKENDS), ("launcher", LAUNCHERS)):
@@ -257,14 +232,10 @@ class DispatchSettings:
         }
         for key, value in given.items():  # none is ignored
             if (expected := self._why_unused(key)) is not None:
-                raise bad_value(
-                    f"dispatch.{key}", list(value) if key == "group" else value, expected
-                )
+                raise bad_value(f"dispatch.{key}", value, expected)
             _check_value(key, value)
         if self.backend == "parsl":
             self._check_request(given)
-        for name in self.group:
-            self.of_group(name)
 
     def _why_unused(self, key: str) -> str | None:
         if self.backend == "local" or (self.backend == RAY and key not in _KEYS_WITH_RAY):
@@ -282,7 +253,7 @@ class DispatchSettings:
             raise bad_value("dispatch.scheduler", None, f"one of {', '.join(SCHEDULERS)}")
         if self.scheduler not in SCHEDULERS:
             return  # of a stored campaign: `require_scheduler` refuses it where nodes are requested
-        if self.walltime_s < 60 and (self.walltime is not None or not self.group):
+        if self.walltime_s < 60:
             expected = '"HH:MM:00", whole minutes: how long to hold nodes'
             raise bad_value("dispatch.walltime", self.walltime, expected)
         _, prefix, known = SCHEDULERS[self.scheduler]
@@ -295,15 +266,6 @@ class DispatchSettings:
                 raise bad_value(
                     "dispatch.scheduler_options", line, f"lines that begin with {prefix}"
                 )
-
-    def of_group(self, name: str) -> DispatchSettings:
-        """Return the settings for the nodes of one group; raise `InvalidInput` where they lack what
-        it needs.
-        """
-        own = self.group.get(name, GroupDispatch())
-        stated = {key: value for key, value in vars(own).items() if value is not None}
-        with naming(f"dispatch.group.{name}"):
-            return replace(self, group={}, **stated)
 
     @property
     def has_nodes(self) -> bool:

@@ -1,8 +1,8 @@
 """Base class of the tools that recipes are exported to, and the text of files.
 
-Three choices of a recipe are never exported: `engine` and `replication` name whose code trains and
-which wrapper keeps replicas equal, of which another tool has its own, and `group` names nodes.
-Every other choice is expressed, or refused with a reason.
+Two choices of a recipe are never exported: `engine` and `replication` name whose code trains and
+which wrapper keeps replicas equal, of which another tool has its own. Every other choice is
+expressed, or refused with a reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from frontrunner.spaces.sharding import Sharding
 if TYPE_CHECKING:
     from frontrunner.evaluators.export.reading import Given
 
-NEVER_EXPORTED = ("engine", "replication", "group")
+NEVER_EXPORTED = ("engine", "replication")
 END_OF_FILE = "END_OF_FILE"
 SOME_STEPS = 1000
 

@@ -308,7 +308,7 @@ def expressible(survey: Survey, setup: ProbeSetup, make: MakeCommand) -> Survey:
     """
     refused, seen = dict[int, Reason](), dict[object, Recipe]()
     for row, recipe in enumerate(survey.recipes):
-        request = request_of(setup.at(recipe), recipe, ANYWHERE)
+        request = request_of(setup, recipe, ANYWHERE)
         command = make(request)
         if isinstance(command, Reason):
             refused[row] = command
@@ -326,7 +326,6 @@ def expressible(survey: Survey, setup: ProbeSetup, make: MakeCommand) -> Survey:
                 frozenset(command.files.items()),
                 frozenset(variables),
                 starts,
-                recipe.group,
             ),
             recipe,
         )
@@ -349,7 +348,6 @@ def check_program(setup: ProbeSetup, make: MakeCommand, recipe: Recipe) -> None:
     """Raise `InvalidInput` if there are no nodes for a recipe's command, or no program or start
     folder.
     """
-    setup = setup.at(recipe)
     command = make(request_of(setup, recipe, ANYWHERE))
     if isinstance(command, Reason):
         return

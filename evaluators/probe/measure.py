@@ -27,7 +27,7 @@ def tokens_per_step(recipe: Recipe, problem: Problem) -> int:
 
 def nodes_used(recipe: Recipe, problem: Problem) -> int:
     """Return the whole nodes that a recipe's devices occupy: ceil(devices / devices_per_node)."""
-    return math.ceil(recipe.devices / problem.at(recipe).cluster.devices_per_node)
+    return math.ceil(recipe.devices / problem.cluster.devices_per_node)
 
 
 def hardware_flops_per_token(recipe: Recipe, problem: Problem, *, causal: bool = False) -> float:
@@ -54,7 +54,7 @@ def rates(recipe: Recipe, problem: Problem, step_time_s: float) -> dict[str, Any
     tokens_per_s = tokens_per_step(recipe, problem) / step_time_s
     per_device = tokens_per_s / recipe.devices / 1e12
     model_tflops = per_device * model.model_flops_per_token(length)
-    peak = problem.at(recipe).cluster.peak_flops(recipe.arithmetic(problem.precision))
+    peak = problem.cluster.peak_flops(recipe.arithmetic(problem.precision))
     return {
         "tokens_per_s": tokens_per_s,
         "model_tflops_per_device": model_tflops,
@@ -128,7 +128,7 @@ def measurement(
     # numpy, which counting alone does not need
     from frontrunner.evaluators.analytic.accuracy_bounds import why_too_fast
 
-    peak_flops = problem.at(recipe).cluster.peak_flops(recipe.arithmetic(problem.precision))
+    peak_flops = problem.cluster.peak_flops(recipe.arithmetic(problem.precision))
     executed = (
         hardware_flops_per_token(recipe, problem, causal=True)
         * measured.tokens_per_s

@@ -172,21 +172,6 @@ class Prior:
 
 def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     """Judge legal recipes by the formulas."""
-    split = problem.split(recipes)
-    if len(split) == 1:
-        return _of_one_group(recipes, split[0][0])
-    parts = [
-        (_of_one_group(chosen(recipes, np.asarray(places)), own), places) for own, places in split
-    ]
-    order = np.argsort(np.concatenate([places for _, places in parts]))
-    columns = {
-        one.name: np.concatenate([getattr(part, one.name) for part, _ in parts])[order]
-        for one in fields(Prior)
-    }
-    return Prior(**columns)
-
-
-def _of_one_group(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     rows = len(recipes)
     step_time_s, felt = np.full(rows, np.nan), np.zeros((rows, len(LEARNED)))
     memory = np.full((rows, len(MEMORY_PARTS) + 1), np.nan)
@@ -194,7 +179,7 @@ def _of_one_group(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     deviations = prior_deviations(problem.cluster, problem.precision)
     deviations["exchange_s"] = deviations["network_latency_s"]
     places = np.flatnonzero(each(recipes, not_modelled) == None)  # noqa: E711 - of each row
-    for rows_of, _, machine, work in blocks(chosen(recipes, places), problem):
+    for rows_of, machine, work in blocks(chosen(recipes, places), problem):
         block, peak = places[rows_of], peak_memory(machine, work)
         unknown = directions(
             deviations, fit_of(problem.cluster, problem.precision, machine.software), LEARNED

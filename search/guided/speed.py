@@ -64,11 +64,11 @@ third power.
 def amplitudes_of(problem: Problem) -> Mapping[float, float]:
     """Return how wrong predictions may be on the problem's cluster, with the chance of each."""
     precision, code = problem.precision, coded(problem.software)
-    shares = any(
-        own.cluster.backend == "cpu"
-        and own_error(own.cluster, precision) is None
-        and fit_of(own.cluster, precision, code) is None
-        for own in problem.by_group.values()
+    cluster = problem.cluster
+    shares = (
+        cluster.backend == "cpu"
+        and own_error(cluster, precision) is None
+        and fit_of(cluster, precision, code) is None
     )
     return OF_SHARED_PROCESSORS if shares else AMPLITUDES
 

@@ -11,17 +11,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.special import stdtrit
 
-from frontrunner.evaluators.analytic.estimates import memory_limits
 from frontrunner.evaluators.analytic.fit import are_of_one_machine, refit, samples_of_problems
 from frontrunner.evaluators.analytic.machine import fit_of
-from frontrunner.evaluators.analytic.priors import NORMAL_95
-from frontrunner.evaluators.analytic.scaling import network_ends
 from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
-from frontrunner.results.predictions import Expected, Predicted
+from frontrunner.results.predictions import Expected
 from frontrunner.search.guided.acquisition import Allowances, Front, mean_loss
 from frontrunner.search.guided.feasibility import FeasibilityModel, Trial
 from frontrunner.search.guided.prior import (
@@ -32,12 +28,11 @@ from frontrunner.search.guided.prior import (
     most_promising,
     prior_of,
 )
-from frontrunner.search.guided.speed import FREEDOM, Observation, SpeedModel, amplitudes_of
+from frontrunner.search.guided.speed import Observation, SpeedModel, amplitudes_of
 from frontrunner.search.strategies.candidates import Candidates, Listed
 from frontrunner.search.strategy import TOKENS_ALONE, Evidence, Outlook, Told
 from frontrunner.spaces.cluster import FittedCode
 from frontrunner.spaces.columns import each
-from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.pareto import pareto_front
 from frontrunner.spaces.problem import Problem
@@ -75,8 +70,6 @@ LACKED_MEMORY = {FailureKind.OUT_OF_MEMORY: True, FailureKind.CRASHED: None, Fai
 """Whether a failure was for want of memory, None where it may have been; the others took steps, or
 were refused.
 """
-STUDENT_95 = float(stdtrit(FREEDOM, 0.975))
-"""As `NORMAL_95`, of the noise, in its scales."""
 MEDIAN_OVER_MEAN = 1.25
 """The standard error of a median over that of a mean, of many normal values: sqrt(pi / 2)."""
 
@@ -87,7 +80,7 @@ class Observations:
     row failed since.
     """
 
-    memory_bytes: Rows
+    memory_bytes: float
     log_speeds: dict[int, list[float]] = field(default_factory=dict)
     spreads: dict[int, list[float]] = field(default_factory=dict)
     log_peaks: dict[int, float] = field(default_factory=dict)
@@ -103,7 +96,7 @@ class Observations:
             self.log_speeds.setdefault(row, []).append(math.log(outcome.tokens_per_s))
             if peak := outcome.peak_memory_bytes_max_rank:
                 self.log_peaks[row] = max(
-                    math.log(peak / self.memory_bytes[row]), self.log_peaks.get(row, -math.inf)
+                    math.log(peak / self.memory_bytes), self.log_peaks.get(row, -math.inf)
                 )
             # The standard error of its median step, as a share.
             spread = (
@@ -113,7 +106,7 @@ class Observations:
         elif outcome.policy.counts_against_recipe:
             for known in (self.log_speeds, self.spreads, self.log_peaks):
                 known.pop(row, None)
-        self.learn(row, outcome, table, spread=spread, memory_bytes=self.memory_bytes[row])
+        self.learn(row, outcome, table, spread=spread, memory_bytes=self.memory_bytes)
 
     def learn(
         self,
@@ -186,22 +179,17 @@ class Guided:
             survey = survey.keep(rows)
         self._candidates = Candidates(survey, seed)
         self._problem, self._seed, self._custom = survey.problem, seed, dict(survey.custom)
-        if len(groups := survey.dimensions.get("group", ())) > 1:
-            self._custom["group"] = CustomKnob(values=groups)
         self._has_own_prior = prior is not None
         self._nodes = each(
             survey.recipes, lambda recipe: nodes_used(recipe, survey.problem), np.float64
         )
-        self._groups = each(survey.recipes, lambda recipe: recipe.group, "U32")
         self._allowances = Allowances(objectives, self._nodes)
         self._closeness = np.exp(
             CLOSE_CALL * np.random.default_rng(seed).standard_normal(len(survey.recipes))
         )
-        self._seen = Observations(memory_bytes=memory_limits(survey.recipes, survey.problem))
+        self._seen = Observations(memory_bytes=survey.problem.cluster.memory_bytes_per_device)
         self._pending: dict[int, Expected] = {}
-        self._told_groups: set[str] = set()
         self._remembered: dict[str, list[int]] = {}
-        self._elsewhere: list[tuple[Problem, list[Recipe]]] = []
         self._log_divisors = np.log(
             each(
                 survey.recipes,
@@ -258,17 +246,15 @@ class Guided:
             is_fitted = self._is_of_here(problem) and not self._has_own_prior
             fitted = _with(fits, problem) if is_fitted else problem
             table = table.with_rows([piece.recipe for piece in known], fitted, number, self._custom)
-            ran = [piece.recipe for piece in known if isinstance(piece.outcome, Measurement)]
-            self._elsewhere.append((problem, ran))
         self._know(table)
         for row, piece in learned:
             spread = OTHER_PROBLEM_SPREAD if table.problem[row] else SAME_PROBLEM_SPREAD
-            memory = piece.problem.at(piece.recipe).cluster.memory_bytes_per_device
+            memory = piece.problem.cluster.memory_bytes_per_device
             self._remembered.setdefault(recipe_id(piece.problem, piece.recipe), []).append(row)
             self._seen.learn(row, piece.outcome, table, spread=spread, memory_bytes=memory)
 
     def _is_of_here(self, problem: Problem) -> bool:
-        return not problem.cluster.group and are_of_one_machine(problem, self._problem)
+        return are_of_one_machine(problem, self._problem)
 
     def ask(self, count: int) -> list[Recipe]:
         """Return up to `count` legal recipes; pending ones are taken to run as fast as expected
@@ -292,7 +278,6 @@ class Guided:
             return
         self._candidates.take(row)
         self._pending.pop(row, None)
-        self._told_groups.add(told.recipe.group)
         if isinstance(told.outcome, Measurement) or told.outcome.policy.counts_against_recipe:
             self._seen.forget(self._remembered.pop(recipe_id(self._problem, told.recipe), ()))
         self._seen.add(row, told.outcome, self._table)
@@ -306,10 +291,10 @@ class Guided:
         return None if row is None else self._pending.get(row)
 
     def outlook(self) -> Outlook | None:
-        """Return the expected gain; None before a measurement, and until each node count and group
-        was tried.
+        """Return the expected gain; None before a measurement, and until each node count was
+        tried.
         """
-        if not self._seen.log_speeds or self._untried() or len(self._of_untried_groups()):
+        if not self._seen.log_speeds or self._untried():
             return None
         self._learn()
         speeds, held = self._measured()
@@ -351,35 +336,25 @@ class Guided:
             of_front=several,
         )
 
-    def forecasts(self, count: int) -> list[Predicted]:
-        """Predict the `count` best recipes; none before any outcome was remembered or told."""
+    def forecasts(self) -> dict[Recipe, Expected]:
+        """Return what is expected of each recipe, or of the most promising `LOOKED_AT`.
+
+        It is empty before any outcome was remembered or told.
+        """
         if not self._seen.observations:
-            return []
+            return {}
         self._learn()
         rows = self._promising(np.arange(len(self._nodes)), None)
-        mean, deviation = self._speed.predict(rows)
-        chance, own = (
-            self._feasible.chance(rows),
-            np.hypot(NORMAL_95 * deviation, STUDENT_95 * self._speed.noise),
-        )
-        recipes = [self._candidates.recipes[row] for row in rows]
-        here = (self._problem, [self._candidates.recipes[row] for row in self._seen.log_speeds])
-        faster, slower = np.hypot(
-            own, network_ends(recipes, self._problem, [*self._elsewhere, here])
-        )
-        order = np.argsort(-(mean + np.log(np.maximum(chance, ALMOST_NONE))), kind="stable")[:count]
-        return [
-            Predicted(
-                recipe_id=recipe_id(self._problem, recipe),
-                recipe=recipe,
-                tokens_per_s=float(np.exp(mean[at])),
-                low=float(np.exp(mean[at] - slower[at])),
-                high=float(np.exp(mean[at] + faster[at])),
+        tokens_per_s = np.exp(self._speed.predict(rows)[0] + self._log_divisors[rows])
+        chance = self._feasible.chance(rows)
+        return {
+            self._candidates.recipes[row]: Expected(
+                tokens_per_s=float(tokens_per_s[at]),
                 chance=float(chance[at]),
+                expected_improvement=None,
             )
-            for at in order.tolist()
-            for recipe in (recipes[at],)
-        ]
+            for at, row in enumerate(rows)
+        }
 
     def worth_repeating(self) -> Recipe | None:
         """Return the less measured of the two best, where confusing them costs more than a probe
@@ -463,18 +438,6 @@ class Guided:
         """
         return self._allowances.untried(self._nodes[self._tried])
 
-    def _of_untried_groups(self) -> Places:
-        """Return the open rows of groups that no probe has had: how wrong the formulas are differs
-        by device.
-
-        A probe that was lost is one, too: else nothing would run but on a group that loses all.
-        """
-        rows, had = (
-            self._candidates.open_rows(),
-            [*self._told_groups, *self._groups[list(self._pending)]],
-        )
-        return rows[~np.isin(self._groups[rows], had)]
-
     @property
     def _tried(self) -> list[int]:
         return [
@@ -496,8 +459,7 @@ class Guided:
     def _choose(self) -> tuple[int, Expected]:
         self._learn()
         front = self._front()
-        untried, opened = self._of_untried_groups(), self._candidates.open_rows()
-        rows = self._promising(untried if len(untried) else opened, front)
+        rows = self._promising(self._candidates.open_rows(), front)
         mean, deviation = self._speed.predict(rows)
         chance, demands = self._feasible.chance(rows), self._demands(rows)
         if front is None:

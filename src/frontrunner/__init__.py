@@ -33,7 +33,7 @@ _MODULES = {
     ),
     "exchange": "TableForm import_config import_table mirror",
     "machine": "calibrate call_ranks doctor fit_campaign fit_tables",
-    "planning": "advise plan scaling",
+    "planning": "advise plan plan_clusters scaling",
     "recipe_actions": "dryrun plan_dryrun plan_profile plan_replay profile replay",
     "remote": "connect",
     "sweeps": "scale sweep",

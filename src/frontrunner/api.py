@@ -33,7 +33,6 @@ from frontrunner.results.transfer import Copied
 from frontrunner.search import campaign_setup as setup
 from frontrunner.search.driver import Conclusion, OnDriver, run_campaign
 from frontrunner.search.listener import Listener
-from frontrunner.search.pair import create_pair, run_pair
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import (
     FrontrunnerError,
@@ -83,10 +82,6 @@ def launch(
             return _go_on(found, found.campaign(spec.name), listener=listener, on_driver=on_driver)
         if name is None and not file.named:
             spec = replace(spec, name=setup.free_name(found, spec.name))
-        if spec.search.probe_nodes is not None:
-            return run_pair(
-                found, create_pair(found, spec, surveyed), listener=listener, on_driver=on_driver
-            )
         record = setup.create(found, spec, len(surveyed.recipes))
         return run_campaign(
             found, record, spec, survey=surveyed, listener=listener, on_driver=on_driver
@@ -122,8 +117,6 @@ def _go_on(
         setup.change_budget(found, record, budget)
         record = found.campaign(record.name)
     spec = setup.stored_spec(record)
-    if spec.confirms is not None:
-        return run_pair(found, record, **hooks)
     surveyed = spec.survey()
     setup.prepare(spec, surveyed)
     return run_campaign(found, record, spec, survey=surveyed, **hooks)
@@ -249,7 +242,6 @@ history = as_function(LocalStore.history)
 front = as_function(LocalStore.front)
 pareto = as_function(LocalStore.pareto)
 plot = as_function(LocalStore.plot)
-predictions = as_function(LocalStore.predictions)
 rename = as_function(LocalStore.rename)
 label = as_function(LocalStore.label)
 report = as_function(LocalStore.report)

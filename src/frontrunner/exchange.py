@@ -55,7 +55,6 @@ from frontrunner.results.store import open_store
 from frontrunner.search.campaign_setup import (
     is_dispatched,
     problem_summary,
-    require_dispatch_of_groups,
     stored_spec,
 )
 from frontrunner.search.optuna_export import Mirrored, mirror_campaign
@@ -213,14 +212,14 @@ def _file_and_dispatch(
     """
     if campaign is not None:
         file = _planned_file(store, recipe, Path(campaign))
-        return file, read_campaign_file(Path(campaign)).spec.dispatch.of_group(file.recipe.group)
+        return file, read_campaign_file(Path(campaign)).spec.dispatch
     if not isinstance(recipe, str):
         raise InvalidInput("a recipe by its choices needs the campaign file that they are of")
     if names_a_file(recipe):
         return read(Path(recipe)), None
     found = _stored(store, recipe)
     file = recipe_file(found)
-    return file, stored_spec(_source(found).campaign).dispatch.of_group(file.recipe.group)
+    return file, stored_spec(_source(found).campaign).dispatch
 
 
 def _stored(store: StoredRecipes, recipe: str) -> Explanation:
@@ -259,7 +258,6 @@ def _campaign_exported(path: Path, to: str) -> str:
             f"{' or '.join(SCHEDULERS)} for a campaign file, whose driver a batch script runs",
             hint="examples/kubernetes has a driver on Kubernetes",
         )
-    require_dispatch_of_groups(spec)
     problem, now = spec.problem, datetime.now(UTC).isoformat(timespec="seconds")
     header = (
         f"frontrunner campaign {spec.name}: {problem.model.name} on {problem.cluster.name}",
@@ -365,26 +363,23 @@ def _source(explanation: Explanation) -> Appearance:
 def _file(
     spec: CampaignSpec, recipe: Recipe, identity: str, data: tuple[TrainingData, ...] = ()
 ) -> RecipeFile:
-    now, dispatch = (
-        datetime.now(UTC).isoformat(timespec="seconds"),
-        spec.dispatch.of_group(recipe.group),
-    )
+    now = datetime.now(UTC).isoformat(timespec="seconds")
     if not data and not (spec.trainer or spec.evaluator == IMPORTED):
         with suppress(InvalidInput):  # no probe has recorded them, and the file may be gone
             data = training_data(spec.data)
     return RecipeFile(
         recipe_id=identity,
-        problem=spec.problem.at(recipe),
+        problem=spec.problem,
         recipe=recipe,
         training=Training(
-            command=_command(spec, recipe),
+            command=_command(spec),
             optimizer=spec.probe.optimizer,
             optimizer_constants=spec.probe.optimizer_constants,
             schedule=schedule_of(spec),
             seed=spec.search.seed,
             data=data,
             nodes=NodeSettings(
-                **{one.name: getattr(dispatch, one.name) for one in fields(NodeSettings)}
+                **{one.name: getattr(spec.dispatch, one.name) for one in fields(NodeSettings)}
             ),
         ),
         measured=None,
@@ -392,14 +387,14 @@ def _file(
     )
 
 
-def _command(spec: CampaignSpec, recipe: Recipe) -> TrainerCommand | None:
+def _command(spec: CampaignSpec) -> TrainerCommand | None:
     if not spec.trainer or commands_of(spec.evaluator, spec.command) is None:
         return None
     return TrainerCommand(
         evaluator=spec.evaluator,
         settings=replace(spec.command, folder=str(spec.command.start_folder.absolute())),
         warm_up_steps=spec.probe.warm_up_steps,
-        on_nodes=spec.dispatch.of_group(recipe.group).has_nodes,
+        on_nodes=spec.dispatch.has_nodes,
     )
 
 
@@ -410,10 +405,6 @@ def import_config(
     more choices.
     """
     spec = read_campaign_file(Path(campaign)).spec
-    if spec.problem.cluster.group:
-        named = {"group": (str(stated["group"]),)} if stated and "group" in stated else {}
-        name = spec.space.with_choices(**named).only_group(spec.problem.cluster)
-        spec, stated = spec.on_group(name), {**(stated or {}), "group": name}
     path = Path(path)
 
     def beside(name: str) -> str | None:
@@ -551,11 +542,7 @@ def _campaign(table: TableProblem, found: Reading, given: str | None) -> Importe
     if len(found.problems) > 1:
         apart = f"{recipes[0].devices}x-s{problem.sequence_length}-b{problem.global_batch}"
         name = campaign_name_from(f"{name}-{problem.model.name}-{apart}")
-    values = {
-        one.name: {one.of(recipe) for recipe in recipes}
-        for one in DIMENSIONS.values()
-        if one.is_everywhere
-    }
+    values = {one.name: {one.of(recipe) for recipe in recipes} for one in DIMENSIONS.values()}
     values["schedule"].discard("none")
     listed: dict[str, Any] = {key: tuple(sorted(found)) for key, found in values.items() if found}
     space = Space(**listed)

@@ -59,9 +59,7 @@ def front(ranking: Sequence[RankedRecipe], problem: Problem, objectives: Sequenc
         OnFront(
             ranked=row,
             nodes=nodes_used(row.recipe, problem),
-            headroom_bytes=None
-            if peak is None
-            else problem.at(row.recipe).cluster.memory_bytes_per_device - peak,
+            headroom_bytes=None if peak is None else problem.cluster.memory_bytes_per_device - peak,
         )
         for row in ranking
         if (peak := row.standing.peak_memory_bytes_max_rank) is not None

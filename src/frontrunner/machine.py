@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -37,7 +37,6 @@ from frontrunner.evaluators.probe import TORCH_DEVICES
 from frontrunner.evaluators.probe.this_machine import detect, processors, share_processors
 from frontrunner.evaluators.tables.workloads import read, samples_of_tables
 from frontrunner.results.address import parse_address
-from frontrunner.results.outcome import Outcome
 from frontrunner.results.prior_results import campaign_results
 from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store
@@ -47,8 +46,6 @@ from frontrunner.search.strategy import Evidence
 from frontrunner.search.warm_start import Earlier, gather
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput, StoreUnusable, bad_value
-from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe
 from frontrunner.store import opened
 
 if TYPE_CHECKING:
@@ -143,7 +140,7 @@ def fit_campaign(
         spec = stored_spec(record)
         outcomes = [(spec.problem, *pair) for pair in found.final_outcomes(record.id)]
         others: list[Evidence] = []
-        if campaign is None and not spec.problem.cluster.group:
+        if campaign is None:
             others = _on_the_same_machine(found, record, spec)
     if spec.evaluator == "simulated":
         raise InvalidInput(
@@ -154,11 +151,8 @@ def fit_campaign(
             f"campaign {record.name} is imported, from training code that it does not name",
             hint="fit to the table itself: frontrunner calibrate --from-table CSV --out FILE",
         )
-    base = named_cluster(cluster)
-    if spec.problem.cluster.group:
-        spec, outcomes = _of_one_group(spec, outcomes, base)
     own = spec.problem.cluster
-    base = base or own
+    base = named_cluster(cluster) or own
     if (base.devices, base.backend) != (own.devices, own.backend):
         expected = f"{own.devices} {own.backend} devices, on which campaign {record.name} measured"
         raise bad_value("cluster", f"{base.devices} {base.backend} devices", expected)
@@ -171,35 +165,6 @@ def fit_campaign(
     )
     origins = dict.fromkeys([f"campaign {record.name}", *(one.origin for one in others)])
     return _fitted(measured, path, base, ", ".join(origins))
-
-
-Outcomes = list[tuple[Problem, Recipe, Outcome]]
-
-
-def _of_one_group(
-    spec: CampaignSpec, outcomes: Outcomes, base: Cluster | None
-) -> tuple[CampaignSpec, Outcomes]:
-    """Return the campaign and its outcomes on the group of the device of `base`, or on the only one
-    with outcomes.
-    """
-    tried = {recipe.group for _, recipe, _ in outcomes}
-    names = [one.name for one in spec.problem.cluster.group if one.name in tried]
-    if base is not None:
-        names = [
-            name for name in names if spec.problem.by_group[name].cluster.device == base.device
-        ]
-    if len(names) != 1:
-        stated = base and f"{base.device} of {base.name}"
-        expected = (
-            f"a cluster with the device of one of its groups: {spec.problem.cluster.describe()}"
-        )
-        raise bad_value("cluster", stated, expected)
-    alone = spec.on_group(names[0])
-    return alone, [
-        (alone.problem, recipe, outcome)
-        for _, recipe, outcome in outcomes
-        if recipe.group == names[0]
-    ]
 
 
 def _on_the_same_machine(store: Store, record: Campaign, spec: CampaignSpec) -> list[Evidence]:
@@ -215,7 +180,7 @@ def _on_the_same_machine(store: Store, record: Campaign, spec: CampaignSpec) -> 
     for other in (
         store.campaign(summary.name) for summary in store.campaigns() if summary.id != record.id
     ):
-        with suppress(StoreUnusable):  # of a version that this one cannot read
+        with suppress(StoreUnusable, InvalidInput):  # of a version that this one cannot read
             earlier += (
                 [Earlier(campaign=other, spec=stored_spec(other))]
                 if other.figures == "measured"
@@ -338,22 +303,20 @@ def _needs(campaign: str | Path | None, store: str | None) -> Needs:
     disk = cluster.nvme_path if "nvme" in space.offload else None
     return replace(
         needs,
-        nodes=max(one.nodes for one in cluster.parts()),
+        nodes=cluster.nodes,
         backend=cluster.backend,
-        devices_per_node=min(one.devices_per_node for one in cluster.parts()),
+        devices_per_node=cluster.devices_per_node,
         packages=engines + DISPATCH_PACKAGES.get(dispatch.backend or "", ()),
         scheduler=dispatch.scheduler if dispatch.backend == "parsl" else None,
         compiles=True in space.compile,
         disk_folder=Path(disk) if disk else None,
         trainer=file.spec.command.trainer if file.spec.evaluator == "command" else None,
-        ray=tuple(_ray_sources(file.spec)),
+        ray=_ray_source(file.spec),
     )
 
 
-def _ray_sources(spec: CampaignSpec) -> Iterator[NodeSource]:
-    """Yield the nodes on Ray that the campaign asks for, of each group."""
+def _ray_source(spec: CampaignSpec) -> NodeSource | None:
+    """Return the nodes on Ray that the campaign asks for."""
     if spec.dispatch.backend != RAY or find_spec(RAY) is None:
-        return
-    for name, own in spec.problem.by_group.items():
-        if (source := node_source(spec.dispatch.of_group(name), own.cluster)) is not None:
-            yield source
+        return None
+    return node_source(spec.dispatch, spec.problem.cluster)

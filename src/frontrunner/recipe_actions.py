@@ -112,7 +112,7 @@ def find_recipe(
     if spec.evaluator == "table":
         with suppress(InvalidInput):  # the table of a stored campaign may be gone
             problem = spec.survey().problem
-    return problem.at(found), spec.probe, found
+    return problem, spec.probe, found
 
 
 def one_recipe(spec: CampaignSpec, choices: Mapping[str, object]) -> Recipe:
@@ -385,7 +385,7 @@ def plan_profile(
     return profiling.plan(
         recipe_id=explanation.recipe_id,
         recipe=explanation.recipe,
-        setup=stored_spec(appearance.campaign).probe_setup().at(explanation.recipe),
+        setup=stored_spec(appearance.campaign).probe_setup(),
         measured_step_time_s=(
             None if appearance.standing is None else appearance.standing.step_time_s_median
         ),
@@ -449,7 +449,7 @@ def plan_replay(
         spec = stored_spec(record)
         figures, setup, schedule = (
             record.figures,
-            spec.probe_setup().at(found.recipe),
+            spec.probe_setup(),
             schedule_of(spec),
         )
         if named is not None:
@@ -514,7 +514,7 @@ def plan_command_replay(
     return command_replay.plan(
         recipe_id=found.recipe_id,
         recipe=found.recipe,
-        setup=spec.probe_setup().at(found.recipe),
+        setup=spec.probe_setup(),
         make_command=make,
         measured_tokens_per_s=tokens_per_s,
         settings=settings,

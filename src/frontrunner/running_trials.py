@@ -163,7 +163,7 @@ def _progress(spec: CampaignSpec, recipe: Recipe, folder: Path) -> tuple[str, in
         from frontrunner.evaluators.external import command as commands
         from frontrunner.evaluators.external import logs
 
-        command = make(commands.request_of(spec.probe_setup().at(recipe), recipe, folder))
+        command = make(commands.request_of(spec.probe_setup(), recipe, folder))
         if isinstance(command, Reason):
             return "ending", 0, None
         log = logs.LogReader(

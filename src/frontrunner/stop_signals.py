@@ -25,11 +25,8 @@ INTERRUPTED = 130
 
 
 class DriverSignals:
-    """Passes signals on to drivers. Called with a driver, it lets signals stop that one from then
+    """Passes signals on to a driver. Called with the driver, it lets signals stop it from then
     on.
-
-    Signals to one driver hold for the next: one that arrives between the two campaigns of a pair is
-    not lost.
     """
 
     def __init__(self) -> None:
@@ -40,19 +37,14 @@ class DriverSignals:
     def __call__(self, driver: Driver) -> None:
         """Let signals stop this driver."""
         self._driver = driver
-        self._pass_on()
         for number in (*STOP_SIGNALS, PAUSE_SIGNAL, CANCEL_SIGNAL):
-            if (
-                signal.getsignal(number) is not signal.SIG_IGN
-            ):  # nohup, for one, ignores SIGHUP on purpose
-                self.before.setdefault(
-                    number, signal.getsignal(number)
-                )  # of several drivers, the first finds it
-                signal.signal(number, self._on_signal)
+            # nohup ignores SIGHUP on purpose.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self.before[number] = signal.signal(number, self._on_signal)
 
     @property
     def were_received(self) -> bool:
-        """Whether any signal asked a driver to stop."""
+        """Whether any signal asked the driver to stop."""
         return bool(self._received)
 
     @property
@@ -64,20 +56,16 @@ class DriverSignals:
         return 128 + stops[-1] if stops else INTERRUPTED
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._received.append(signal.Signals(number))
-        self._pass_on()
-
-    def _pass_on(self) -> None:
-        driver, has_stopped = self._driver, False
+        driver = self._driver
         assert driver is not None  # noqa: S101 - no signal is handled before there is one
-        for number in tuple(self._received):
-            if number == PAUSE_SIGNAL:
-                driver.pause()
-            elif number == CANCEL_SIGNAL or has_stopped:
-                driver.kill()
-            else:
-                driver.stop()
-                has_stopped = True
+        was_stopped = any(earlier in STOP_SIGNALS for earlier in self._received)
+        self._received.append(signal.Signals(number))
+        if number == PAUSE_SIGNAL:
+            driver.pause()
+        elif number == CANCEL_SIGNAL or was_stopped:
+            driver.kill()
+        else:
+            driver.stop()
 
 
 @contextmanager
@@ -105,7 +93,7 @@ def noted_signals() -> Iterator[list[str]]:
 
 @contextmanager
 def stopped_by_signals() -> Iterator[DriverSignals]:
-    """Let signals stop drivers; restore the earlier handlers at the end."""
+    """Let signals stop a driver; restore the earlier handlers at the end."""
     signals = DriverSignals()
     try:
         yield signals

@@ -22,10 +22,9 @@ from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.settings import DEFAULT_STORE, store_url
 from frontrunner.evaluators.probe.files import read_end, write_text
 from frontrunner.fronts import Front, checked_objectives, front
-from frontrunner.results import pages, predictions, ranking, status
+from frontrunner.results import pages, ranking, status
 from frontrunner.results.frames import frame
 from frontrunner.results.pages import Comparison, HistoryPage, RecipePage, TrialPage, outcomes_after
-from frontrunner.results.predictions import SmallScale
 from frontrunner.results.pruning import Deleted, delete_campaign
 from frontrunner.results.ranking import RankBy, RankedRecipe, Ranking
 from frontrunner.results.records import CampaignList, Labels
@@ -397,25 +396,6 @@ class LocalStore:
                 return None
             ranked = pages.ranked_at(store, record, {first[0].recipe_id: 1, name: own})
         return Baseline(own=ranked[-1], best=ranked[0])
-
-    def predictions(self, campaign: str | None = None) -> SmallScale | None:
-        """Return what a campaign with `search.probe_nodes` predicts for its cluster; None for
-        others.
-        """
-        with self.opened() as store:
-            return predictions.small_scale(store, store.campaign(campaign))
-
-    def predictions_of(self, recipe_id: str) -> tuple[SmallScale, ...]:
-        """Return the campaigns that predict a recipe, each with that prediction only.
-
-        Raises `NotFound` unless exactly one predicted recipe has this id or prefix.
-        """
-        with self.opened() as store:
-            scales = predictions.scales_that_predict(store, recipe_id.strip().lower())
-        alike = {one.recipe_id for scale in scales for one in scale.predicted}
-        if len(alike) != 1 or len(recipe_id) < status.MIN_PREFIX:
-            raise NotFound(f"{len(alike) or 'no'} predicted recipe ids begin with {recipe_id!r}")
-        return scales
 
     def dataframe(self, campaign: str | None = None) -> pd.DataFrame:
         """Return a table with one row per finished attempt."""

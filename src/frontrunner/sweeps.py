@@ -129,7 +129,6 @@ def sweep_spec(
         values[name] = _values(spec, name, listed if equals else None)
     if not dimensions:
         listed_ones = {name: getattr(spec.space, name) for name in DIMENSIONS}
-        listed_ones["group"] = tuple(one.name for one in spec.space.groups(spec.problem.cluster))
         listed_ones |= {name: knob.values for name, knob in spec.space.custom.items()}
         values = {name: found for name, found in listed_ones.items() if len(found) > 1}
     if not values:
@@ -160,8 +159,6 @@ def _values(spec: CampaignSpec, name: str, listed: str | None) -> tuple[Choice, 
         found: tuple[Choice, ...] = getattr(validate(Space, {name: typed}, prefix="space"), name)
         return found
     own, usual = getattr(spec.space, name), getattr(usual_space(spec.problem), name)
-    if name == "group":
-        own = tuple(one.name for one in spec.space.groups(spec.problem.cluster))
     found = own if len(own) > 1 else usual if len(usual) > 1 else DIMENSIONS[name].values
     if DIMENSIONS[name].kind == "flag":
         found = (False, True)
@@ -186,7 +183,6 @@ def scale_spec(
 
     Its batch grows with the nodes for weak scaling, and stays for strong scaling.
     """
-    source = _in_its_group(source)
     recipe, problem = source.recipe, source.spec.problem
     width = problem.cluster.devices_per_node
     if recipe.devices % width:
@@ -216,19 +212,6 @@ def scale_spec(
     return _around(spec, "scale", recipe, budget, repeats)
 
 
-def _in_its_group(source: Source) -> Source:
-    """Return the recipe and its campaign on its group's nodes alone, whose numbers can be
-    compared.
-    """
-    if not source.spec.problem.cluster.group:
-        return source
-    return replace(
-        source,
-        recipe=replace(source.recipe, group=""),
-        spec=source.spec.on_group(source.recipe.group),
-    )
-
-
 def _around(
     spec: CampaignSpec, strategy: str, recipe: Recipe, budget: Budget | None, repeats: int
 ) -> CampaignSpec:
@@ -245,14 +228,11 @@ def _around(
         strategy=strategy,
         baseline=recipe,
         objectives=TOKENS_ALONE,
-        probe_nodes=None,
         repeats=repeats,
     )
     suffix = f"-{strategy}"
     name = f"{spec.name[: MOST_NAME_CHARACTERS - len(suffix)]}{suffix}"
-    return replace(
-        spec, name=name, search=search, budget=budget or Budget(), file=None, confirms=None
-    )
+    return replace(spec, name=name, search=search, budget=budget or Budget(), file=None)
 
 
 def sweep(

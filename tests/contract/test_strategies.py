@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ import pytest
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.search.spec import ACQUISITIONS, SURROGATES, DeepHyperSettings
 from frontrunner.search.strategy import STRATEGIES, Strategy, Told, make_strategy
-from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
@@ -292,42 +290,3 @@ def test_deephyper_searches_by_each_surrogate_and_acquisition(
     )
     strategy = make_strategy("deephyper", small, seed=1, settings=settings)
     assert len({told.recipe for told in run(strategy, machine, trials=9)}) == 9
-
-
-@every_strategy
-def test_every_group_of_nodes_is_proposed_within_its_own_limits(name, small, machine):
-    own = small.problem.cluster
-    few = replace(own, name="few", nodes=1, price_per_node_hour=2.0)
-    cluster = Cluster.of_groups("uneven", [replace(own, name="many"), few])
-    problem = replace(small.problem, cluster=cluster)
-    survey = Space(
-        tensor_parallel=(8, 4, 2), micro_batch_seqs=(1, 2), sharding=("none", "zero-1")
-    ).survey(problem)
-    history = run(make_strategy(name, survey, seed=1), machine, trials=1000)
-    assert {told.recipe for told in history} == set(survey.recipes)
-    assert {(told.recipe.group, told.recipe.devices) for told in history} == {
-        ("many", own.devices),
-        ("few", few.devices),
-    }
-    assert all(why_illegal(told.recipe, problem) is None for told in history)
-
-
-def test_guided_tries_each_group_before_it_trusts_the_formulas_on_one(small, machine):
-    own = small.problem.cluster
-    slow = replace(own, name="slow", device="slow", peak_tflops=ByPrecision(bf16=1.0))
-    fast = replace(own, name="fast", device="fast", peak_tflops=ByPrecision(bf16=100.0))
-    problem = replace(small.problem, cluster=Cluster.of_groups("uneven", [slow, fast]))
-    strategy = make_strategy("guided", Space(micro_batch_seqs=(1, 2)).survey(problem), seed=1)
-    assert [told.recipe.group for told in run(strategy, machine, trials=2)] == ["fast", "slow"]
-    lost = Failure(kind=FailureKind.LOST, message="")
-    strategy = make_strategy("guided", Space(micro_batch_seqs=(1, 2)).survey(problem), seed=1)
-    groups = []
-    for _ in range(3):
-        (recipe,) = strategy.ask(1)
-        groups.append(recipe.group)
-        strategy.tell(
-            Told(recipe=recipe, outcome=lost if recipe.group == "slow" else machine.probe(recipe))
-        )
-    assert groups == ["fast", "slow", "fast"], (
-        "a group that loses its probes is not all that is tried"
-    )

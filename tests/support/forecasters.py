@@ -5,7 +5,6 @@ the test.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from frontrunner.results.outcome import Measurement
 from frontrunner.search.strategies.candidates import Listed
@@ -45,9 +44,6 @@ class Forecaster(Listed):
 
     def expected(self, recipe: Recipe) -> None:
         return None
-
-    def forecasts(self, count: int) -> list[Any]:
-        raise NotImplementedError
 
     def times_measured(self, recipe: Recipe) -> int:
         return sum(

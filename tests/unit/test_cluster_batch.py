@@ -243,15 +243,6 @@ def test_the_job_of_a_driver_without_probes_is_small(tmp_path: Path) -> None:
     assert not [line for line in head if "gpu" in line or "exclusive" in line]
 
 
-def test_a_script_whose_launch_would_be_refused_is_not_written(tmp_path: Path) -> None:
-    groups = [{"name": name, "nodes": 1} for name in ("a", "b")]
-    file = tiny_file(tmp_path, cluster={"group": groups, "nodes": 1})
-    with pytest.raises(
-        InvalidInput, match=r'dispatch\.backend is missing: expected "parsl" or "ray"'
-    ):
-        exported(LocalStore(), str(file), to="slurm")
-
-
 def test_the_name_of_a_campaign_is_no_recipe_and_its_file_is_named(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path / "store.db"))
     file = write_toml(

@@ -14,7 +14,7 @@ from frontrunner.results.records import USER, Event
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.views.columns import CHOICES, COLUMNS, Column, briefly, figures_in_words, used
-from frontrunner.views.history import print_history
+from frontrunner.views.history import noticed, print_history
 from frontrunner.views.results import print_ranking
 from frontrunner.views.terminal import Terminal, recorded, ruled_table
 
@@ -59,6 +59,19 @@ def test_ranking_leaves_out_columns_without_a_value(monkeypatch: pytest.MonkeyPa
     assert not any("MFU" in line for line in lines(140, [ROW], monkeypatch))
     peak = replace(ROW, standing=replace(STANDING, mfu=0.4))
     assert any("MFU" in line for line in lines(140, [ROW, peak], monkeypatch))
+
+
+def test_history_states_predictions_that_an_earlier_version_stored() -> None:
+    data = {
+        "recipe_id": "0123456789ab",
+        "recipe": "{}",
+        "tokens_per_s": 50000.0,
+        "low": 40000.0,
+        "high": 61000.4,
+        "chance": 0.9,
+    }
+    said = "predicted from fewer nodes: 50,000 tokens/s (95 %: 40,000 to 61,000)"
+    assert noticed("prediction", data) == f"{said} for recipe 0123456789ab"
 
 
 def test_history_on_a_narrow_terminal_wraps_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,10 @@ from frontrunner.results import pages, ranking, status
 from frontrunner.results.frames import frame
 from frontrunner.results.predictions import (
     OUTLOOK,
-    PREDICTION,
-    Predicted,
+    PROPOSED,
+    Expected,
     newest_outlooks,
-    prediction_data,
-    scales_that_predict,
-    small_scale,
+    proposed_of,
 )
 from frontrunner.results.prior_results import CUT, campaign_results, probes_made
 from frontrunner.results.rows import DamagedCell
@@ -33,12 +32,10 @@ from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.errors import StoreUnusable
 from frontrunner.spaces.validation import dump_json
 from support.campaigns import spec_of, tiny
-from support.store_contract import RAN_WITH, RECIPE, begin, failure, lease_elsewhere, measurement
+from support.store_contract import RAN_WITH, begin, failure, lease_elsewhere, measurement
 
 RECIPE_ID = "aaaa00000000"
-FORECAST = Predicted(
-    recipe_id="ffff", recipe=RECIPE, tokens_per_s=9.0, low=8.0, high=10.0, chance=1.0
-)
+EXPECTED = Expected(tokens_per_s=9.0, chance=1.0, expected_improvement=None)
 BACKUP = "store.db.backup-20260301T120000Z"
 
 
@@ -72,11 +69,8 @@ QUESTIONS: dict[str, Callable[[Store], object]] = {
     "compare": lambda store: pages.compare(store, ["kept", "kept"]),
     "known": lambda store: (campaign_results(store, 1), probes_made(store, store.campaign("kept"))),
     "drivers": lambda store: (status.active_drivers(store), status.version_of(store, "kept")),
-    "predictions": lambda store: (
-        scales_that_predict(store, ""),
-        small_scale(store, store.campaign("kept")),
-    ),
     "outlooks": outlooks,
+    "proposals": lambda store: proposed_of(store, 1, [1]),
     "specification": lambda store: stored_spec(store.campaign("kept")),
 }
 """What commands, pages and drivers ask of a store."""
@@ -94,7 +88,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
             name="kept",
             spec_json=dump_json(spec),
             legal_recipes=9,
-            problem_summary={"nodes": 1, "small_campaign": "kept"},
+            problem_summary={},
         )
         writer = store.drive(lease_elsewhere(store, campaign))
         writer.set_state(CampaignState.RUNNING, reason="")
@@ -108,7 +102,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 writer.start_attempt(begin(writer, recipe_id), run_folder="r"), outcome, retry=False
             )
         writer.start_attempt(begin(writer, "dddd"), run_folder="r")
-        writer.event(PREDICTION, **prediction_data(FORECAST))
+        writer.event(PROPOSED, trial=1, **asdict(EXPECTED))
         writer.event(OUTLOOK, expected_improvement=0.1, gap=0.2, gap_at_most=0.3, measured=2)
         writer.event(CUT, trial=2)
     with closing(sqlite3.connect(path)) as file, file:
@@ -173,12 +167,6 @@ DAMAGES = [
     ("campaigns", "spec_json", CUT_SHORT, "Invalid JSON: EOF"),
     ("campaigns", "spec_json", "'[]'", "expected a valid dictionary"),
     ("campaigns", "spec_json", "'{}'", "this version cannot read it"),
-    (
-        "campaigns",
-        "problem_json",
-        '\'{"nodes":"x","small_campaign":"kept"}\'',
-        "invalid literal for int",
-    ),
     ("campaigns", "lease_until", "'2026-13-01T00:00:00+00:00'", "month must be in 1..12"),
     ("campaigns", "lease_until", "'2026-12-01T00:00:00'", "has no time zone"),
     ("campaigns", "updated_at", "'2026-03-01T13:00:00.000000+01:00'", "expected a time in UTC"),
@@ -237,7 +225,7 @@ DAMAGES = [
     ("telemetry", "telemetry_json", "'{\"idle_memory_bytes\":1}'", "idle_memory_bytes: it holds 1"),
     ("failures", "kind", "'crasxed'", 'it holds "crasxed"'),
     ("standings", "tokens_per_s", "0.0", "it holds 0.0, expected greater than 0"),
-    ("events", "data_json", "'{}'", "tokens_per_s"),
+    ("events", "data_json", "'{\"trial\":1}'", "expected_improvement"),
 ]
 """Table, column, what it is made to hold, and what is said of it."""
 

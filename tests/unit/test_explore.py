@@ -286,39 +286,6 @@ def test_fronts_are_those_of_all_ranked_recipes(
     assert found
 
 
-GROUPS = [
-    {"name": "old", "nodes": 1, "price_per_node_hour": 2.0, "memory_gib_per_device": 8.0},
-    {"name": "new", "nodes": 1, "price_per_node_hour": 9.0, "memory_gib_per_device": 16.0},
-]
-
-
-@pytest.mark.parametrize(
-    "driven",
-    [
-        {
-            "cluster": {
-                "name": "both",
-                "group": [
-                    {"device": "test", "backend": "cpu", "devices_per_node": 8} | one
-                    for one in GROUPS
-                ],
-            },
-            "space": {"tensor_parallel": [1, 2], "micro_batch_seqs": [1, 2], "devices": [8]},
-            "search": {"objectives": ["tokens_per_cost"]},
-        }
-    ],
-    indirect=True,
-)
-def test_groups_of_nodes_rank_by_their_own_prices(driven: Driven) -> None:
-    driven.go_on(*range(len(driven.recipes)))
-    columns = driven.columns()
-    ranked = best(driven.store, "seen", top=None)
-    assert {row.recipe.group for row in ranked} == {"old", "new"}
-    assert columns.recipe_ids[columns.ordered(columns.ranks > 0, RANK)].tolist() == [
-        row.recipe_id for row in ranked
-    ]
-
-
 @pytest.mark.parametrize(
     "driven", [{}, {"search": {"objectives": ["tokens_per_device"]}},
         {"search": {"objectives": ["tokens_per_cost"]}}],

@@ -544,13 +544,6 @@ def test_launch_check_reports_mistakes(client: TestClient) -> None:
     assert "expected no path in a request" in said(
         "[model]\npreset='gpt2-small'\n[cluster]\nfile='/etc/passwd'\n[problem]\n[space]\n"
     )
-    for key in ("file", "nvme_path"):
-        of_group = (
-            f"[model]\npreset='gpt2-small'\n[[cluster.group]]\nname='a'\n"
-            f"{key}='/etc/passwd'\n[problem]\n[space]\n"
-        )
-        assert f"cluster.group.{key}" in said(of_group)
-        assert "expected no path in a request" in said(of_group)
     assert "a store of its own" in said(
         "[store]\nurl='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n"
     )

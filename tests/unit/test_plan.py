@@ -255,7 +255,6 @@ def test_every_field_of_a_recipe_counts_or_is_left_out() -> None:
     }
     own = {
         "custom",
-        "group",
     }  # no formula knows anything of the one, and the other names the machine
     assert named | same | own == set(Recipe.__dataclass_fields__)
     of_zero_3 = {"secondary_partition", "quantized_weights", "quantized_gradients"}

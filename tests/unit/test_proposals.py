@@ -86,9 +86,6 @@ class Remembers(Misbehaving):
     def expected(self, recipe: Recipe) -> None:
         return None
 
-    def forecasts(self, count: int) -> list[Any]:
-        return []
-
 
 @pytest.fixture
 def register(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Survey, int], Any]], str]:

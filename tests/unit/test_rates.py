@@ -14,9 +14,10 @@ import frontrunner
 from frontrunner.evaluators.analytic.estimates import plan
 from frontrunner.evaluators.analytic.scaling import scaling
 from frontrunner.results.ranking import RankedRecipe
+from frontrunner.search.guided.strategy import Guided
 from frontrunner.search.proposals import Proposals
 from frontrunner.search.spec import SearchSettings
-from frontrunner.search.strategy import STRATEGIES, Forecaster, Strategy, Told, make_strategy
+from frontrunner.search.strategy import STRATEGIES, Strategy, Told, make_strategy
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.store import LocalStore
@@ -122,15 +123,14 @@ def test_strategies_are_told_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_guided_predicts_the_rate() -> None:
     recipe = next(one for one in SURVEY.recipes if one.devices == 8)
-    forecasts = {}
+    forecasts = []
     for rate in ("tokens", "tokens_per_device"):
         strategy = make_strategy("guided", SURVEY, 0, (rate,))
-        assert isinstance(strategy, Forecaster)
+        assert isinstance(strategy, Guided)
         strategy.tell(Told(recipe=recipe, outcome=measured(5000.0 / PROBLEM.divisor(rate, recipe))))
-        found = strategy.forecasts(len(SURVEY.recipes))
-        forecasts[rate] = {one.recipe: one.tokens_per_s for one in found}
-    per_device = {one: value / one.devices for one, value in forecasts["tokens"].items()}
-    assert forecasts["tokens_per_device"] == pytest.approx(per_device)
+        found = strategy.forecasts()
+        forecasts.append({recipe: expected.tokens_per_s for recipe, expected in found.items()})
+    assert forecasts[1] == pytest.approx(forecasts[0]), "in tokens/s, whatever is sought"
 
 
 def test_nsga2_learns_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:

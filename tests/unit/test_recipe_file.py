@@ -95,6 +95,14 @@ def test_what_is_written_is_read_back_to_the_same_value_and_text(recipe: Recipe)
     assert to_text(again) == to_text(file)
 
 
+def test_recipe_for_one_of_several_node_types_is_refused() -> None:
+    document = json.loads(to_text(made()))
+    document["content"]["recipe"]["group"] = "h100"
+    document["hash"] = content_hash(document["content"])
+    with pytest.raises(InvalidInput, match=r'content\.recipe\.group = "h100": the recipe is for'):
+        from_text(json.dumps(document))
+
+
 def test_the_published_schema_accepts_what_is_written() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))

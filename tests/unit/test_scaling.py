@@ -10,13 +10,12 @@ import pytest
 
 from frontrunner.cli.main import frontrunner as command
 from frontrunner.evaluators.analytic.estimates import plan
-from frontrunner.evaluators.analytic.scaling import check_counts, network_ends, scaling, weak_batch
+from frontrunner.evaluators.analytic.scaling import check_counts, scaling, weak_batch
 from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
-from frontrunner.spaces.problem import GlobalBatch, Problem
-from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.problem import GlobalBatch
 from frontrunner.spaces.space import Space
-from support.analytic import A100, PROBLEM, recipe
+from support.analytic import A100, PROBLEM
 from support.campaigns import tiny, write_toml
 
 SPACE = Space(
@@ -40,40 +39,6 @@ def test_each_count_has_the_recipe_that_a_plan_of_it_ranks_first() -> None:
         assert row.best == plan(SPACE.survey(here).recipes, here).fastest(1)[0]
         assert row.best.recipe.devices == row.devices == 8 * row.nodes
         assert row.best.recipe.global_batch_seqs == batch
-
-
-def test_a_network_is_as_unknown_as_measured_recipes_did_not_feel_it() -> None:
-    """Gradients of 16 replicas, a micro-batch each, wait for the network; tensor parallelism in a
-    node does not.
-    """
-    cluster = replace(A100, device="of-my-own", nodes=64)
-    large, more, small = (
-        replace(PROBLEM, cluster=replace(cluster, nodes=nodes)) for nodes in (64, 12, 8)
-    )
-
-    def on(nodes: int, **changes: int) -> Recipe:
-        return recipe(
-            devices=8 * nodes, tensor_parallel=8, micro_batch_seqs=1, accumulation=1, **changes
-        )
-
-    def slower(problem: Problem, *measured: tuple[Problem, list[Recipe]]) -> float:
-        below, above = network_ends([on(problem.cluster.nodes)], problem, measured)
-        assert 0 <= below[0] < above[0]
-        return float(above[0])
-
-    many = [on(8)] * 10
-    unknown, known = slower(small), slower(small, (small, many))
-    assert known < 0.3 * unknown
-    assert (
-        slower(small, (replace(small, cluster=replace(small.cluster, nodes=1)), [on(1)] * 10))
-        == unknown
-    )
-    assert (
-        slower(small, (replace(small, cluster=replace(small.cluster, memory_gb_per_s=1000)), many))
-        == unknown
-    )
-    assert 2 * known < slower(more, (small, many)) < slower(more)
-    assert slower(large, (small, many)) == pytest.approx(slower(large))
 
 
 def test_efficiency_and_node_hours_are_those_of_the_step_times() -> None:

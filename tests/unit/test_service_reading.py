@@ -46,7 +46,7 @@ from support.page_stores import page_store
 from support.rankings import measurement, record, start
 from support.services import UNLIMITED, browser, remote, settings, tokens_of
 
-OF_FILES = {"advise", "plan", "scaling", "survey", "import_config"}
+OF_FILES = {"advise", "plan", "plan_clusters", "scaling", "survey", "import_config"}
 """What reads a campaign file of this machine, and no store. A service estimates one too, so the
 client has `plan`.
 """
@@ -83,7 +83,7 @@ READING = (
         "history",
         "pareto",
     ),
-    *("plot", "predictions", "report", "running", "show", "status", "step"),
+    *("plot", "report", "running", "show", "status", "step"),
 )
 """The public functions that read a store."""
 CHANGING = ("change_budget", "delete", "label", "rename")
@@ -251,13 +251,7 @@ def test_a_recipe_is_taken_apart_as_here(client: RemoteStore, ids: tuple[Path, l
     assert told.measured is not None
     assert told.measured.store == "http://127.0.0.1:8787"
     assert replace(told, measured=replace(told.measured, store=at)) == own
-    assert client.predictions("first") is frontrunner.predictions("first", store=at) is None
     assert client.baseline("first") is LocalStore(at).baseline("first") is None
-    with pytest.raises(NotFound, match="no predicted recipe") as refused:
-        client.predictions_of(first)
-    with pytest.raises(NotFound) as here:
-        LocalStore(at).predictions_of(first)
-    assert refused.value.message == here.value.message
 
 
 def test_a_step_is_laid_out_as_here_also_with_other_choices(
@@ -363,8 +357,6 @@ def test_a_recipe_is_named_to_a_service_as_to_a_store(
     assert client.explain(written) == client.explain(first)
     for name in ("first", "second"):
         assert client.show(first, campaign=name).appearances[0].campaign.name == name
-    with pytest.raises(NotFound, match="no predicted recipe"):
-        client.predictions_of(written)
 
 
 def test_missing_campaign_is_reported_without_the_store_s_name(

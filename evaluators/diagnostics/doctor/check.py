@@ -63,7 +63,7 @@ class Needs:
     compiles: bool = False
     disk_folder: Path | None = None
     trainer: str | None = None
-    ray: tuple[NodeSource, ...] = ()
+    ray: NodeSource | None = None
 
 
 Examination = tuple[str, str, Callable[[], Iterable[Check]]]

@@ -274,17 +274,13 @@ def check_ray(source: NodeSource, found: Mapping[str, Any] | str) -> Iterator[Ch
             yield Check("ray node", what, PROBLEM, "install the same versions on it")
 
 
-def ray_checks(sources: Sequence[NodeSource]) -> Iterator[Check]:
-    """Look at the cluster and judge it for each group's nodes; one that a campaign starts itself is
-    not there yet.
-    """
-    address = sources[0].settings.address or RAY_AUTO
+def ray_checks(source: NodeSource) -> Iterator[Check]:
+    """Look at the cluster and judge it; one that a campaign starts itself is not there yet."""
+    address = source.settings.address or RAY_AUTO
     if address == RAY_LOCAL:
         yield Check("ray", "the campaign starts a cluster on this machine", NOTE)
         return
-    found = look_at_ray(address)
-    for source in sources if not isinstance(found, str) else sources[:1]:
-        yield from check_ray(source, found)
+    yield from check_ray(source, look_at_ray(address))
 
 
 # Network
@@ -362,7 +358,7 @@ def storage_checks(needs: Needs) -> Iterator[Examination]:
     """Yield the examinations of the folders that are needed."""
 
     def examine(use: str, path: Path) -> Iterator[Check]:
-        sends_files = not all(source.settings.shares_files for source in needs.ray)
+        sends_files = needs.ray is not None and not needs.ray.settings.shares_files
         return check_disk(use, gather_disk(path), 1 if sends_files else needs.nodes)
 
     folders = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from frontrunner.views.plan import (
     as_document,
     print_advice,
     print_breakdown,
+    print_clusters,
     print_plan,
     print_scaling,
 )
@@ -130,11 +132,26 @@ def presets(name: str | None) -> dict[str, dict[str, dict[str, Any]]]:
     metavar="N,N,...",
     help="Strong and weak scaling over these numbers of nodes instead.",
 )
+@click.option(
+    "--cluster",
+    "clusters",
+    multiple=True,
+    metavar="NAME",
+    help=(
+        "Plan for this cluster in place of FILE's: a preset, this-machine, or the path of a cluster"
+        " file. Repeatable: ranks the clusters."
+    ),
+)
 @opt.json_option
-def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> None:
+def plan(
+    file: Path, top: int | None, nodes: str | None, clusters: tuple[str, ...], *, as_json: bool
+) -> None:
     """Estimate every legal recipe of campaign FILE, and print the fastest that fit. Nothing is
     run.
     """
+    if clusters:
+        _plan_clusters(file, clusters, top, nodes, as_json=as_json)
+        return
     if nodes is not None:
         if top is not None:
             raise InvalidInput(
@@ -163,6 +180,20 @@ def plan(file: Path, top: int | None, nodes: str | None, *, as_json: bool) -> No
                 " advise FILE"
             ),
         )
+
+
+def _plan_clusters(
+    file: Path, clusters: Sequence[str], top: int | None, nodes: str | None, *, as_json: bool
+) -> None:
+    for option, value in (("--top", top), ("--nodes", nodes)):
+        if value is not None:
+            raise InvalidInput(
+                f"{option} is for one cluster; with --cluster one recipe per cluster is printed"
+            )
+    ranking = planning.plan_clusters(file, clusters)
+    opt.show(ranking, print_clusters, as_json=as_json)
+    if not ranking.has_recipe:
+        raise NothingLegal("no recipe is estimated to fit on any of these clusters")
 
 
 @click.command()

@@ -22,9 +22,9 @@ from frontrunner.cli.options import (
 )
 from frontrunner.results.frames import write_frame
 from frontrunner.results.pages import HistoryPage
-from frontrunner.results.records import OBJECTIVE, CampaignList
+from frontrunner.results.records import NODE_TYPES, CampaignList
 from frontrunner.results.status import FailureList
-from frontrunner.spaces.errors import InvalidInput, NotFound, NothingLegal
+from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.text import as_plain
 from frontrunner.views import results as views
 from frontrunner.views.comparison import (
@@ -76,16 +76,14 @@ def best(
     if as_json:
         print_json(ranking)
         return
-    scale = backend.predictions(campaign)
-    if ranking:
-        sought = by or backend.status(campaign).campaign.problem_summary.get(OBJECTIVE, "tokens")
-        views.print_ranking(ranking, title=f"best by {sought}")
-        if baseline := backend.baseline(campaign):
-            click.echo(baseline.in_words())
-    elif scale is None or not scale.predicted:
+    if not ranking:
         raise _nothing_measured(backend, campaign, "a peak within --max-memory-gb")
-    if scale is not None:
-        views.print_predictions(scale)
+    ranked = backend.status(campaign).campaign
+    views.print_ranking(ranking, title=f"best by {by or ranked.objective}")
+    if NODE_TYPES in ranked.problem_summary:
+        views.print_node_types(ranked)
+    elif baseline := backend.baseline(campaign):
+        click.echo(baseline.in_words())
 
 
 def _nothing_measured(backend: Backend, campaign: str | None, wanted: str) -> NothingLegal:
@@ -144,39 +142,8 @@ def show_recipe(recipe_id: str, campaign: str | None, backend: Backend, *, as_js
     """Print everything about RECIPE_ID (or a unique prefix of it), and why it ranks where it
     does.
     """
-    try:
-        explanation = backend.show(recipe_id, campaign=campaign)
-    except NotFound:
-        if not _show_predicted(recipe_id, campaign, backend, as_json=as_json):
-            raise
-        return
+    explanation = backend.show(recipe_id, campaign=campaign)
     show(explanation, views.print_explanation, as_json=as_json)
-    if not as_json:
-        _show_predicted(explanation.recipe_id, None, backend, as_json=False)
-
-
-def _show_predicted(
-    recipe_id: str, campaign: str | None, backend: Backend, *, as_json: bool
-) -> bool:
-    """Print what is predicted of a recipe; return whether anything is."""
-    try:
-        scales = [
-            one for one in backend.predictions_of(recipe_id) if campaign in (None, one.campaign)
-        ]
-    except NotFound:
-        return False
-    if as_json and scales:
-        print_json(
-            {
-                "recipe_id": scales[0].predicted[0].recipe_id,
-                "appearances": [],
-                "predictions": scales,
-            }
-        )
-    else:
-        for scale in scales:
-            views.print_prediction(scale)
-    return bool(scales)
 
 
 @click.command()
@@ -234,19 +201,14 @@ def compare(
 def status(campaign: str | None, backend: Backend, *, as_json: bool) -> None:
     """Print the state of CAMPAIGN (default: the newest)."""
     found = backend.status(campaign)
-    scale = backend.predictions(found.campaign.name)
     running = backend.running(found.campaign.name) if found.driver_is_live else None
     if as_json:
         more = {} if running is None else {"running": as_plain(running)}
-        print_json(
-            as_plain(found) | more | ({} if scale is None else {"small_scale": as_plain(scale)})
-        )
+        print_json(as_plain(found) | more)
         return
     views.print_status(found)
     if running is not None:
         views.print_running(running)
-    if scale is not None:
-        click.echo("\n".join(views.scale_lines(scale)))
 
 
 @click.command()

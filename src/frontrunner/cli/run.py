@@ -297,7 +297,7 @@ def finish(
     several = len(conclusion.objectives) > 1
     ranking = found.best(campaign, top=TOP) if conclusion.measured else Ranking()
     front = found.front(campaign, objectives=conclusion.objectives) if several and ranking else ()
-    scale, around = found.predictions(campaign), sweeps.measured(campaign, store=store)
+    around = sweeps.measured(campaign, store=store)
     if as_json:
         document = {
             "campaign": campaign,
@@ -308,36 +308,29 @@ def finish(
         more: dict[str, object] = (
             {"objectives": conclusion.objectives, "front": front} if several else {}
         )
-        more |= {} if scale is None else {"small_scale": scale}
         more |= {} if around is None else {"around": around}
         opt.print_json(
             {**document, "outlook": conclusion.outlook, "budget": conclusion.limits, **more}
         )
-    else:
-        if scale is not None:
-            views.print_predictions(scale)
-        if around is not None:
-            print_around(around)
-        elif ranking:
-            views.print_ranking(ranking, title=_title(campaign, conclusion, ranking))
-            if front:
-                views.print_front(front, conclusion.objectives)
-            views.print_outlook(conclusion.outlook, conclusion.limits)
-            by_command = conclusion.trainer[:1] == ("command",)
-            replays = by_command or (
-                not conclusion.trainer and _replays_here(found, campaign, ranking[0])
-            )
-            elsewhere = (
-                sum(
-                    row.standing is not None for row in found.show(ranking[0].recipe_id).appearances
-                )
-                > 1
-            )
-            views.print_next_commands(
-                campaign, ranking[0], conclusion.objectives, replays=replays, elsewhere=elsewhere
-            )
-    has_result = bool(conclusion.measured) or (scale is not None and bool(scale.predicted))
-    _raise_unless_done(conclusion, campaign, stopped=stopped, has_result=has_result)
+    elif around is not None:
+        print_around(around)
+    elif ranking:
+        views.print_ranking(ranking, title=_title(campaign, conclusion, ranking))
+        if front:
+            views.print_front(front, conclusion.objectives)
+        views.print_outlook(conclusion.outlook, conclusion.limits)
+        by_command = conclusion.trainer[:1] == ("command",)
+        replays = by_command or (
+            not conclusion.trainer and _replays_here(found, campaign, ranking[0])
+        )
+        elsewhere = (
+            sum(row.standing is not None for row in found.show(ranking[0].recipe_id).appearances)
+            > 1
+        )
+        views.print_next_commands(
+            campaign, ranking[0], conclusion.objectives, replays=replays, elsewhere=elsewhere
+        )
+    _raise_unless_done(conclusion, campaign, stopped=stopped)
 
 
 def _replays_here(found: LocalStore, campaign: str, winner: RankedRecipe) -> bool:
@@ -346,13 +339,11 @@ def _replays_here(found: LocalStore, campaign: str, winner: RankedRecipe) -> boo
     """
     with found.opened() as store:
         spec = stored_spec(store.campaign(campaign))
-    is_here = winner.recipe.devices <= spec.problem.at(winner.recipe).cluster.devices_per_node
+    is_here = winner.recipe.devices <= spec.problem.cluster.devices_per_node
     return winner.figures == "measured" and (is_here or spec.dispatch.backend is not None)
 
 
-def _raise_unless_done(
-    conclusion: Conclusion, campaign: str, *, stopped: int, has_result: bool
-) -> None:
+def _raise_unless_done(conclusion: Conclusion, campaign: str, *, stopped: int) -> None:
     command = f"frontrunner resume {campaign}"
     if conclusion.job_ends:
         raise JobEnds(
@@ -366,7 +357,7 @@ def _raise_unless_done(
     if conclusion.state is CampaignState.PAUSED:
         message = f"campaign {campaign} paused: {conclusion.reason}"
         raise _failed(message, conclusion.last_failure, f"fix the cause, then: {command}")
-    if not has_result:
+    if not conclusion.measured:
         raise NothingLegal(
             f"campaign {campaign} has no measured recipe: {conclusion.reason}",
             hint=f"frontrunner failures {campaign}",

@@ -8,7 +8,6 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
 
 from frontrunner.config.recipe_file import read
+from frontrunner.config.removed import refuse_removed
 from frontrunner.config.toml_file import Table, read_text, read_toml, set_value, value_of
 from frontrunner.evaluators.cluster.settings import DispatchSettings, require_scheduler
 from frontrunner.evaluators.export.reading import json_table
@@ -42,7 +42,6 @@ Schema = dict[str, Any]
 THIS_MACHINE = "this-machine"
 FURTHER_TOKENS = "num_nextn_predict_layers"
 CUSTOM = "custom"
-MOST_GROUPS = 64
 _COUNT = {"type": "integer", "minimum": 1}
 _BATCH_SCHEMA = {
     "description": "Sequences per optimizer step, or [minimum, maximum].",
@@ -143,9 +142,6 @@ def _fill_cluster(given: Table, base: Path) -> Table:
     """Complete a [cluster] by its preset, file or device; a device that ships is named by its
     key.
     """
-    if given.get("group"):
-        return _uneven_cluster(given, base)
-    given = {key: value for key, value in given.items() if key != "group" or value not in ([], ())}
     found = _with_figures(dict(given), base)
     if "fitted" in found:
         found["fitted"] = _as_tuples(found["fitted"])
@@ -160,46 +156,6 @@ def _as_tuples(given: Any) -> Any:
     if isinstance(given, dict):
         return {key: _as_tuples(value) for key, value in given.items()}
     return tuple(map(_as_tuples, given)) if isinstance(given, list | tuple) else given
-
-
-def _uneven_cluster(given: Table, base: Path) -> Table:
-    """Summarize the groups of a cluster, each filled in by itself over what [cluster] says of
-    all.
-    """
-    groups, shared = given["group"], {key: value for key, value in given.items() if key != "group"}
-    if not isinstance(groups, list) or not all(
-        isinstance(one, dict) and not one.get("group") for one in groups
-    ):
-        raise errors.bad_value(
-            "cluster.group", groups, 'tables [[cluster.group]], each with name = "..."'
-        )
-    if len(groups) > MOST_GROUPS:
-        raise errors.bad_value("cluster.group", f"{len(groups)} groups", f"at most {MOST_GROUPS}")
-    name = shared.pop("name", None) or shared.get("preset", "custom")
-    found = [_group(one, shared, base) for one in groups]
-    return asdict(Cluster.of_groups(name, found))
-
-
-def _group(own: Table, shared: Table, base: Path) -> Cluster:
-    """Return one group; what [cluster] says of its device is not said of that of a group which
-    names its own.
-    """
-    name = own.get("name")
-    if not isinstance(name, str):
-        meant = next(
-            (key for key in own if name is None and get_close_matches(key, ["name"], cutoff=0.75)),
-            "name",
-        )
-        hint = None if meant == "name" else f"{meant} is no key of a group: did you mean 'name'?"
-        raise errors.bad_value(
-            "cluster.group.name", name, 'a name for each group, as "h100"', hint=hint
-        )
-    if not own.keys().isdisjoint(NAMES_A_DEVICE):
-        device = {key for table in presets.catalogue("devices").values() for key in table}
-        left_out = {*NAMES_A_DEVICE, *device, "efficiencies", "expected_error", "fitted"}
-        shared = {key: value for key, value in shared.items() if key not in left_out}
-    with errors.naming(f"group {name}"):
-        return parse(ClusterFile, {"cluster": shared | own}, base=base).cluster
 
 
 def _with_figures(table: Table, base: Path) -> Table:
@@ -303,14 +259,6 @@ def _cluster_schema(schema: Schema) -> None:
     }
     schema["properties"]["device"]["examples"] = list(presets.preset_names("devices"))
     filled = _fill_cluster({"device": presets.preset_names("devices")[0]}, Path())
-    schema["properties"]["group"] = {"type": "array", "items": {"type": "object"}} | {
-        "description": (
-            "Node types of an uneven cluster, `[[cluster.group]]`: each with a `name` of its own"
-            " and the keys of `[cluster]` that differ, as `preset` or `device`, `nodes` and"
-            " `price_per_node_hour`; a recipe runs within one group. See [several node"
-            " types](clusters.md#several-node-types)."
-        )
-    }
     schema["properties"]["fitted"] = {"type": "array", "items": {"type": "object"}} | {
         "description": (
             "Constants fitted to measured steps of training codes, `[[cluster.fitted]]`, as"
@@ -320,7 +268,7 @@ def _cluster_schema(schema: Schema) -> None:
     }
     own = [key for key in schema.pop("required") if key not in filled or key == "device"]
     schema["anyOf"] = [
-        *({"required": [key]} for key in ("preset", "file", "group")),
+        *({"required": [key]} for key in ("preset", "file")),
         {"required": own},
     ]
 
@@ -655,8 +603,32 @@ def read_campaign_file(
         return replace(found, path=path.resolve(), changes=replaced)
 
 
+def on_cluster(given: str | Path | Mapping[str, Any], cluster: str) -> CampaignFile:
+    """Return the campaign of a file, or of its sections, on another cluster: a preset or a cluster
+    file.
+
+    A preset has as many nodes as the campaign's own cluster. The sections [dispatch] and [budget]
+    are left out, since they are about that cluster.
+    """
+    if isinstance(given, Mapping):
+        table, base, default_name = dict(given), Path(), "campaign"
+    else:
+        path = Path(given)
+        table, base = read_toml(path), path.parent
+        default_name = errors.campaign_name_from(path.stem)
+    section = cluster_section(cluster)
+    if "file" in section:
+        section["file"] = str(Path(section["file"]).absolute())
+    elif section["preset"] != THIS_MACHINE:
+        section["nodes"] = value_of(table, "cluster.nodes") or 1
+    kept = {key: value for key, value in table.items() if key not in ("dispatch", "budget")}
+    with errors.naming(f"cluster {cluster}"):
+        return parse_campaign(kept | {"cluster": section}, default_name=default_name, base=base)
+
+
 def parse_campaign(table: Table, *, default_name: str, base: Path) -> CampaignFile:
     """Validate a campaign from parsed TOML or JSON; relative paths are taken from `base`."""
+    refuse_removed(table)
     return parse(CampaignConfig, table, base=base).campaign(default_name)
 
 
@@ -681,6 +653,7 @@ def read_cluster_file(path: Path) -> Cluster:
         section = table.get("cluster")
         if isinstance(section, dict) and "file" in section:
             raise errors.bad_value("cluster.file", section["file"], "no such key in a cluster file")
+        refuse_removed(table)
         return parse(ClusterFile, table, base=path.parent).cluster
 
 
@@ -715,13 +688,16 @@ def named_cluster(name: str | Cluster | None) -> Cluster | None:
     """Return a cluster by the name of a preset or the path of a cluster file; a cluster, or None,
     as it is.
     """
-    if not isinstance(name, str):
-        return name
+    return parse_cluster(cluster_section(name)) if isinstance(name, str) else name
+
+
+def cluster_section(name: str) -> Table:
+    """Return the section [cluster] of a preset, or of the path of a cluster file."""
     known = (*presets.preset_names("clusters"), THIS_MACHINE)
     if name in known:
-        return parse_cluster({"preset": name})
+        return {"preset": name}
     if "/" in name or name.endswith(".toml"):
-        return read_cluster_file(Path(name))
+        return {"file": name}
     raise errors.bad_value(
         "cluster",
         name,
@@ -734,4 +710,5 @@ def parse_cluster(table: Table) -> Cluster:
     """Validate the keys of a section [cluster]; a relative `file` is taken from the working
     directory.
     """
+    refuse_removed({"cluster": table})
     return parse(ClusterFile, {"cluster": table}).cluster

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frontrunner.config.toml_file import read_text
+from frontrunner.config.toml_file import read_text, value_of
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.reading import json_table
 from frontrunner.evaluators.external import CommandSettings
@@ -26,7 +26,7 @@ from frontrunner.spaces import errors
 from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe, stored_recipe
+from frontrunner.spaces.recipe import NODE_TYPE, Recipe, stored_recipe
 from frontrunner.spaces.validation import A_TABLE, refuse_unusable_values, validate
 
 FORMAT = "frontrunner-recipe"
@@ -155,7 +155,6 @@ def to_text(file: RecipeFile) -> str:
     equal text.
     """
     content = asdict(file) | {"recipe": stored_recipe(file.recipe)}
-    del content["problem"]["cluster"]["group"]  # the problem is that on the recipe's nodes
     if file.training.command is None:  # which versions without it can read
         del content["training"]["command"]
     document = {
@@ -210,5 +209,11 @@ def from_text(text: str) -> RecipeFile:
     if document.get("hash") != (wanted := content_hash(content)):
         raise errors.bad_value(
             "hash", document.get("hash"), f"{wanted}: the file was changed after it was written"
+        )
+    if (node_type := value_of(content, f"recipe.{NODE_TYPE}")) is not None:
+        raise errors.InvalidInput(
+            f"content.recipe.{NODE_TYPE} = {errors.shown(node_type)}: the recipe is for one of"
+            " several node types, which this version does not know",
+            hint="plan or measure it in a campaign on that node type alone",
         )
     return validate(RecipeFile, content, prefix="content", largest=LARGEST)

@@ -65,20 +65,17 @@ def _precision(cluster: Cluster) -> str:
     """Return fp32 on CPUs; elsewhere bf16, or fp16 where a device states a rate of that alone."""
     if cluster.backend == "cpu":
         return "fp32"
-    has_no_bf16 = any(one.peak_tflops.fp16 and not one.peak_tflops.bf16 for one in cluster.parts())
+    has_no_bf16 = cluster.peak_tflops.fp16 and not cluster.peak_tflops.bf16
     return "fp16" if has_no_bf16 else "bf16"
 
 
 def _tokens_per_step(problem: Problem) -> float:
-    """Return `TOKENS_PER_STEP`, or as many as each group of the cluster multiplies through in
+    """Return `TOKENS_PER_STEP`, or as many as the cluster multiplies through in
     `LONGEST_STEP_S`.
     """
-    flops = problem.model.model_flops_per_token(problem.sequence_length)
-    rates = (
-        one.devices * Machine.of(one, problem.precision, FRONTRUNNER).matmul_flops
-        for one in problem.cluster.parts()
-    )
-    return min(TOKENS_PER_STEP, LONGEST_STEP_S * min(rates) / flops)
+    flops, cluster = problem.model.model_flops_per_token(problem.sequence_length), problem.cluster
+    rate = cluster.devices * Machine.of(cluster, problem.precision, FRONTRUNNER).matmul_flops
+    return min(TOKENS_PER_STEP, LONGEST_STEP_S * rate / flops)
 
 
 def _named(

@@ -23,7 +23,6 @@ from frontrunner.config.toml_file import Table
 from frontrunner.evaluators.analytic.timeline import StepTimeline
 from frontrunner.evaluators.cluster.settings import HIDDEN_LINES
 from frontrunner.results.pages import Comparison, HistoryPage, TrialPage
-from frontrunner.results.predictions import SmallScale
 from frontrunner.results.ranking import FILTERS, RankBy, RankedRecipe, Ranking
 from frontrunner.results.records import Labels
 from frontrunner.results.redaction import REDACTED, redact
@@ -337,13 +336,8 @@ def campaign_table(body: CampaignBody, known: Registered) -> Table:
     table: Table = {
         name: dict(getattr(body, name)) for name in SECTIONS if name in body.model_fields_set
     }
-    groups = table.get("cluster", {}).get("group")
-    stated = [
-        *table.items(),
-        *(("cluster.group", one) for one in (groups if isinstance(groups, list) else ())),
-    ]
-    for section, content in stated:
-        for key in FORBIDDEN_KEYS.get(section.removesuffix(".group"), ()):
+    for section, content in table.items():
+        for key in FORBIDDEN_KEYS.get(section, ()):
             if isinstance(content, Mapping) and key in content:
                 raise bad_value(
                     f"{section}.{key}", content[key], "no path in a request to a service"
@@ -568,14 +562,6 @@ QUESTIONS = (
         {"campaign": InCampaign, **{name: _filter_type(name) for name in STEP_DIMENSIONS}},
     ),
     Question("export", "recipes", "/recipes/{recipe_id}/export", str, {"to": str}),
-    Question(
-        "predictions_of",
-        "recipes",
-        "/recipes/{recipe_id}/predictions",
-        list[SmallScale],
-        make=tuple,
-    ),
-    Question("predictions", "reports", "/campaigns/{name}/predictions", SmallScale | None),
     Question("baseline", "reports", "/campaigns/{name}/baseline", Baseline | None),
 )
 _FILTERS: dict[str, Any] = {name: (_filter_type(name), None) for name in FILTERS}

@@ -12,7 +12,7 @@ from frontrunner.results.records import IMPORTED, Campaign
 from frontrunner.results.states import TrialState
 from frontrunner.results.status import Appearance, Explanation, Status
 from frontrunner.search.campaign_setup import stored_spec
-from frontrunner.spaces.recipe import Dimension, Recipe, dimensions_of
+from frontrunner.spaces.recipe import DIMENSIONS, Dimension, Recipe
 from frontrunner.text import node_time, plain, seconds
 from frontrunner.views.columns import FIGURES, ORIGINS, PARTS, Column, used
 from frontrunner.views.terminal import console, ruled_table
@@ -215,9 +215,9 @@ def compare_recipes(
     rates = [one.standing.tokens_per_s if one.standing else None for one in shown]
     same = all(problem == problems[0] for problem in problems)
     recipes = [side.recipe for side in sides]
-    stated = dimensions_of(*recipes)
     choices: list[Row] = [
-        (one.name.replace("_", " "), tuple(choice(of, one) for of in recipes)) for one in stated
+        (one.name.replace("_", " "), tuple(choice(of, one) for of in recipes))
+        for one in DIMENSIONS.values()
     ]
     own = [{one.name: one.shown() for one in recipe.custom} for recipe in recipes]
     names = sorted({name for of in own for name in of})

@@ -24,6 +24,10 @@ WORDS = {
         "probe {trial} had ended before its driver did, and its outcome was collected: {recipe}"
     ),
     "lost": "probe {trial} was cut off with its driver: {recipe}",
+    "prediction": (  # of a campaign with search.probe_nodes, which earlier versions had
+        "predicted from fewer nodes: {tokens_per_s:,.0f} tokens/s (95 %: {low:,.0f} to {high:,.0f})"
+        " for recipe {recipe_id}"
+    ),
     "pruned": (
         "{recipes} of {of} legal recipes surely do not fit and are not probed"
         " (search.prune_infeasible)"

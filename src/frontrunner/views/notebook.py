@@ -13,6 +13,7 @@ from frontrunner.evaluators.analytic.scaling import Scaling
 from frontrunner.evaluators.analytic.timeline import StepTimeline
 from frontrunner.evaluators.analytic.variations import MeasuredScaling, Sweep
 from frontrunner.fronts import Front
+from frontrunner.planning import ClusterRanking
 from frontrunner.results.check import Check
 from frontrunner.results.pages import Page
 from frontrunner.results.pruning import Deleted
@@ -34,6 +35,7 @@ PRINTERS: dict[type, Callable[[Any], None]] = {
     Campaign: results.print_campaign,
     CampaignList: results.print_campaigns,
     Check: results.print_check,
+    ClusterRanking: plan.print_clusters,
     Conclusion: results.print_conclusion,
     Deleted: results.print_deleted,
     Displayed: print_fields,

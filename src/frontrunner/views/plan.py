@@ -31,6 +31,7 @@ from frontrunner.evaluators.analytic.memory import MARGIN
 from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow
 from frontrunner.evaluators.analytic.timeline import step_timeline
 from frontrunner.evaluators.diagnostics.dryrun import why_untraceable
+from frontrunner.planning import ClusterPlan, ClusterRanking
 from frontrunner.spaces.errors import InvalidInput, shown
 from frontrunner.text import (
     count,
@@ -216,6 +217,47 @@ def print_scaling(found: Scaling) -> None:
     if found.devices_ignored:
         out.say("note: space.devices is ignored: each count uses all its devices", style="dim")
     print_trust(found.trust)
+
+
+_OF_CLUSTER: dict[str, Column[ClusterPlan]] = {
+    column.key: column.of(attrgetter("best")) for column in (*RECIPE, *ESTIMATED)
+}
+CLUSTERS: tuple[Column[ClusterPlan], ...] = (
+    words("cluster", "cluster", attrgetter("cluster")),
+    Column("devices", "devices", attrgetter("devices"), "{:,}".format),
+    replace(_OF_CLUSTER["recipe_id"], title="best recipe", drop=1),
+    _OF_CLUSTER["layout"],
+    replace(_OF_CLUSTER["batch"], drop=5),
+    replace(_OF_CLUSTER["sharding"], drop=6),
+    _OF_CLUSTER["tokens_per_s"],
+    Column(
+        "tokens_per_s_per_device",
+        "tok/s/device",
+        attrgetter("tokens_per_s_per_device"),
+        thousands,
+    ),
+    replace(_OF_CLUSTER["mfu"], drop=4),
+    replace(_OF_CLUSTER["peak_memory_bytes_max_rank"], drop=3),
+)
+PRICE: Column[ClusterPlan] = Column(
+    "price", "price / 1e9 tok", attrgetter("price_per_billion_tokens"), thousands
+)
+
+
+def print_clusters(found: ClusterRanking) -> None:
+    """Print a row for each cluster, best first, and why some have no recipe or no time.
+
+    Prices are printed where those of all clusters with a recipe are known.
+    """
+    out, rows = console(), found.clusters
+    prices = [row.price_per_billion_tokens for row in rows if row.best is not None]
+    columns = CLUSTERS if None in prices else (*CLUSTERS, PRICE)
+    title = f"estimated, most {found.rate.replace('_', ' ')} first"
+    out.print(column_table(title, columns, rows, width=out.width, bold=lambda row: row is rows[0]))
+    for row in rows:
+        out.say(f"{row.cluster}: {row.reason or row.trust.in_words()}", style="dim")
+    if any(row.best and row.best.fit == "may not fit" for row in rows):
+        out.say(f"! {MAY_NOT_FIT}", style="dim")
 
 
 def print_breakdown(found: Breakdown, *, dryrun: str | None = None) -> None:  # noqa: C901 - one line after the other
@@ -471,19 +513,6 @@ def begin_with(advice: Advice) -> str | None:
     return f"{_named(found)}: {rates}{_peak(found, advice)}"
 
 
-def _beginnings(advice: Advice) -> tuple[str, ...]:
-    """Return the recommended recipe, and after it those of other groups; none where nothing
-    fits.
-    """
-    if (begin := begin_with(advice)) is None:
-        return ()
-    others = ((one.problem.cluster.name, begin_with(one)) for one in advice.elsewhere)
-    return (
-        begin,
-        *(f"{name} instead: {its or 'nothing is estimated to fit'}" for name, its in others),
-    )
-
-
 def commands(advice: Advice, file: str) -> dict[str, str]:
     """Return the commands to run next, each with its purpose."""
     quoted, found = shlex.quote(file), _estimate(advice)
@@ -569,11 +598,9 @@ def _say(text: str, indent: int = INDENT, style: str = "") -> None:
     out.say(wrapped(plain(text), width=min(out.width, WIDEST_TEXT), indent=indent), style=style)
 
 
-def _print_beginnings(advice: Advice) -> None:
-    beginnings = _beginnings(advice)
-    if beginnings:
+def _print_beginning(advice: Advice) -> None:
+    if (beginning := begin_with(advice)) is not None:
         console().say("\nbegin with", style="bold")
-    for beginning in beginnings:  # each on lines of its own
         _say(beginning)
 
 
@@ -596,7 +623,7 @@ def print_advice(advice: Advice, file: str | None = None) -> None:
                 _say(f"{'; '.join(names)}: {reason}")
     out.print()
     print_trust(advice.trust)
-    _print_beginnings(advice)
+    _print_beginning(advice)
     if missing := additions(advice):
         _say("the file's [space] does not hold it; there, add:")
         for line in missing:

@@ -114,7 +114,7 @@ def report_page(
         "failures": len(collected.final_failures),
     }
     if ranking:
-        memory_bytes = collected.problem.at(ranking[0].recipe).cluster.memory_bytes_per_device
+        memory_bytes = collected.problem.cluster.memory_bytes_per_device
         values["figures"] = figures_in_words(ranking[0].standing, memory_bytes)
         replays = ranking[0].figures != "imported"
         where = {"store": store, "server": server}
@@ -201,7 +201,6 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
     """
     campaign, problem = collected.campaign, collected.problem
     model, cluster = problem.model, problem.cluster
-    machines = "; ".join(_machine(one, problem.precision) for one in cluster.parts())
     kinds = Counter(ended.outcome for ended in collected.final_failures)
     failed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) or "none failed"
     words = (
@@ -223,7 +222,7 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
             f"sequences of {problem.sequence_length:,} tokens, global batch {problem.global_batch},"
             f" {problem.precision}"
         ),
-        "machine": f"{cluster.name}: {machines}" if cluster.group else machines,
+        "machine": _machine(cluster, problem.precision),
         "search": (
             f"{campaign.strategy} over {campaign.legal_recipes:,} legal recipes, seed"
             f" {spec.search.seed}"

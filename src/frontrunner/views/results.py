@@ -6,19 +6,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.text import Text
 
 from frontrunner.config.settings import located
 from frontrunner.fronts import OBJECTIVE_VALUES, OnFront
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
-from frontrunner.results.predictions import Predicted, SmallScale, outlook_of
+from frontrunner.results.predictions import outlook_of
 from frontrunner.results.pruning import Deleted
 from frontrunner.results.ranking import RankedRecipe
-from frontrunner.results.records import GROUPS, IMPORTED, Campaign, CampaignSummary, Labels
+from frontrunner.results.records import (
+    IMPORTED,
+    NODE_TYPES,
+    SEVERAL_NODE_TYPES,
+    Campaign,
+    CampaignSummary,
+    Labels,
+)
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.status import Appearance, Explanation, FailedTrial, Status
 from frontrunner.running_trials import Running, why_chosen
@@ -35,8 +41,6 @@ from frontrunner.views.columns import (
     ENDINGS,
     FIGURES,
     ORIGINS,
-    RECIPE,
-    RECIPE_ID,
     Column,
     against,
     expert_balance,
@@ -115,6 +119,7 @@ def print_campaign(campaign: Campaign, *, state: str = "") -> None:
     out.say((campaign.name, "bold"), f"  {state or campaign.state}{reason}")
     print_origin(campaign.figures)
     out.say(f"problem   {problem_line(campaign)}")
+    print_node_types(campaign)
     out.say(f"search    {campaign.strategy} over {campaign.legal_recipes:,} legal recipes")
     if campaign.figures != IMPORTED:
         driving = (
@@ -130,16 +135,24 @@ def print_origin(figures: str) -> None:
         console().say(ORIGINS[figures], style="yellow")
 
 
+def print_node_types(campaign: Campaign) -> None:
+    """Print what is unknown of a campaign on several node types; nothing for others."""
+    if NODE_TYPES in campaign.problem_summary:
+        console().say(
+            f"cluster   {SEVERAL_NODE_TYPES}: `group` names a recipe's node type; its price is"
+            " unknown",
+            style="yellow",
+        )
+
+
 def problem_line(campaign: Campaign) -> str:
     """Return what a campaign's creator stated of its problem."""
-    stated = {**campaign.problem_summary}
-    groups: Any = stated.pop(GROUPS, {})
-    named = (
-        f"{name} ({one['nodes']} x {one['devices_per_node']} {one['device']})"
-        for name, one in groups.items()
-    )
-    words = [f"{key} {value}" for key, value in stated.items() if key != "figures"]
-    return ", ".join([*words, *([f"groups {', '.join(named)}"] if groups else ())])
+    words = [
+        f"{key} {value}"
+        for key, value in campaign.problem_summary.items()
+        if key not in ("figures", NODE_TYPES)
+    ]
+    return ", ".join(words)
 
 
 def print_status(status: Status) -> None:
@@ -513,94 +526,3 @@ def print_recipe(recipe: Recipe) -> None:
         out.say(f"  {own.name:<20} {own.shown()}  ({own.flag or own.env})")
     for field in ("data_parallel", "global_batch_seqs"):
         out.say(f"  {field:<20} {getattr(recipe, field)}")
-
-
-def interval(predicted: Predicted) -> str:
-    """Return the ends of the 95 % interval: `50,000-80,000`."""
-    return f"{thousands(predicted.low)}-{thousands(predicted.high)}"
-
-
-PREDICTIONS: tuple[Column[Predicted], ...] = (
-    RECIPE_ID,
-    Column("tokens_per_s", "predicted", attrgetter("tokens_per_s"), thousands),
-    Column("interval", "95 %", interval),
-    Column("chance", "runs", attrgetter("chance"), lambda chance: percent(chance, 0), drop=3),
-    Column(
-        "confirmed",
-        "measured",
-        lambda row: (
-            thousands(row.confirmed.tokens_per_s)
-            if row.confirmed
-            else "failed"
-            if row.failed
-            else None
-        ),
-    ),
-    Column("error", "off by", attrgetter("error"), lambda error: f"{100 * error:+.1f} %", drop=2),
-    *(replace(column, drop=column.drop + 1) for column in RECIPE[1:]),
-)
-
-
-def print_predictions(scale: SmallScale) -> None:
-    """Print the predicted ranking with what was confirmed of it; nothing where nothing is predicted
-    yet.
-    """
-    if not scale.predicted:
-        return
-    out = console()
-    title = f"{scale.campaign}: predicted tokens/s on {scale.nodes} nodes"
-    best = scale.predicted[0]
-    out.print(
-        column_table(
-            title, PREDICTIONS, scale.predicted, width=out.width, bold=lambda row: row is best
-        )
-    )
-    print_origin(scale.figures)
-    for line in scale_lines(scale):
-        out.say(line)
-
-
-def print_prediction(scale: SmallScale) -> None:
-    """Print what a campaign predicts of one recipe, in two lines."""
-    (one,) = scale.predicted
-    came = (
-        f"measured {thousands(one.confirmed.tokens_per_s)} there"
-        if one.confirmed
-        else "not measured there"
-    )
-    out = console()
-    out.say(
-        f"predicted  {thousands(one.tokens_per_s)} tokens/s on {scale.nodes} nodes (95 %:"
-        f" {interval(one)}), {percent(one.chance, 0)} to run:"
-        f" {'failed there' if one.failed else came}; campaign {scale.campaign}"
-    )
-    out.say(
-        f"           {one.recipe_id}  {one.recipe.describe()}, from campaign {scale.small}:"
-        f" {scale.scale}"
-    )
-
-
-def scale_lines(scale: SmallScale) -> tuple[str, ...]:
-    """Return what is measured small, what is predicted large with its error, and what is
-    confirmed.
-    """
-    small = plain(
-        f"measured   {scale.small_measured} recipes on fewer nodes: campaign {scale.small},"
-        f" {scale.scale}"
-    )
-    if not scale.predicted:
-        return small, f"predicted  nothing yet for {scale.nodes} nodes"
-    best, many = scale.predicted[0], f"{len(scale.predicted)} predictions"
-    confirmed = f"none of {many}"
-    if scale.mean_error is not None:
-        confirmed = (
-            f"{len(scale.confirmed)} of {many}, off by {percent(scale.mean_error)} on average"
-        )
-    return (
-        small,
-        (
-            f"predicted  best on {scale.nodes} nodes: {best.recipe_id} "
-            f" {thousands(best.tokens_per_s)} tokens/s (95 %: {interval(best)})"
-        ),
-        f"confirmed  {confirmed}",
-    )

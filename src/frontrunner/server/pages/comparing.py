@@ -121,5 +121,5 @@ def _add_breakdown(parts: dict[str, Breakdown], named: str, found: Explanation) 
     """
     lead = replace(found, appearances=found.appearances[:1])
     with suppress(FrontrunnerError):
-        problem = stored_spec(lead.appearances[0].campaign).problem.at(found.recipe)
+        problem = stored_spec(lead.appearances[0].campaign).problem
         parts[named] = breakdown(found.recipe, problem, first_measurement(lead, ""))

@@ -431,13 +431,7 @@ def points(request: Request, service: ServiceOf, name: CampaignName) -> Response
         "pins": list(view.pins),
         "matching": int(met.sum()),
         "drawn": len(drawn),
-        "limits": [
-            {
-                "gib": one.memory_bytes_per_device / GIB,
-                "device": f"device of {one.name}" if cluster.group else "device",
-            }
-            for one in cluster.parts()
-        ],
+        "limit_gib": cluster.memory_bytes_per_device / GIB,
     }
     return Response(to_json(answer), media_type="application/json")
 

@@ -459,7 +459,7 @@ async def plan_recipe(request: Request, service: ServiceOf, role: RoleOf) -> Res
 
     def opened() -> Response:
         recipe = _recipe(spec, more.get("recipe"))
-        problem = spec.problem.at(recipe)
+        problem = spec.problem
         parts = breakdown(recipe, problem)
         return page(
             "plan_recipe.html",

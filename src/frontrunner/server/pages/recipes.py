@@ -22,7 +22,7 @@ from frontrunner.server.requests import InCampaign, ReplayBody
 from frontrunner.server.routes import RecipeId
 from frontrunner.server.service import OPERATOR, CachedRoute, RoleOf, Service, ServiceOf
 from frontrunner.spaces.errors import InvalidInput, NotFound
-from frontrunner.spaces.recipe import dimensions_of
+from frontrunner.spaces.recipe import DIMENSIONS
 from frontrunner.views.charts.cut import cut
 from frontrunner.views.charts.recipe import memory_bars, step_bars, step_times
 from frontrunner.views.columns import ATTEMPTS, ORIGINS
@@ -66,7 +66,7 @@ def one_recipe(request: Request, service: ServiceOf, role: RoleOf, found: Explai
     """One recipe in full."""
     recipe, lead = found.recipe, found.appearances[0]
     problem, server = (
-        stored_spec(lead.campaign).problem.at(recipe),
+        stored_spec(lead.campaign).problem,
         service.settings.seen_by(request),
     )
     try:
@@ -108,7 +108,7 @@ def one_recipe(request: Request, service: ServiceOf, role: RoleOf, found: Explai
         attempt_columns=ATTEMPTS,
         notice=ORIGINS.get(lead.campaign.figures, ""),
         choices=[
-            *((one.name.replace("_", " "), choice(recipe, one)) for one in dimensions_of(recipe)),
+            *((one.name.replace("_", " "), choice(recipe, one)) for one in DIMENSIONS.values()),
             *((own.name, own.shown()) for own in recipe.custom),
         ],
         commands=commands(

@@ -69,7 +69,7 @@ def drawn_in(
     """
     found = step_in(whole, spec, changes)
     recipe = found.recipe
-    gap, own, cluster = left_out(found.ranks), recipe == whole, spec.problem.at(recipe).cluster
+    gap, own, cluster = left_out(found.ranks), recipe == whole, spec.problem.cluster
     return {
         "recipe": found.recipe_id,
         "describe": found.describe,

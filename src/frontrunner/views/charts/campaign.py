@@ -316,7 +316,7 @@ def speed_memory(collected: Collected) -> Chart | Missing:
     ranking = [row for row in collected.ranking if row.recipe_id in peaks]
     if not ranking:
         return Missing(reason="The peak memory of no measured recipe is known.")
-    limit = collected.problem.at(front[0].recipe).cluster.memory_bytes_per_device
+    limit = collected.problem.cluster.memory_bytes_per_device
     sizes = list(peaks.values())
     is_near = limit <= FAR * max(sizes)
     room = 1 - peaks[front[0].recipe_id] / limit

@@ -15,7 +15,7 @@ from frontrunner.results.nodes import SetAside
 from frontrunner.results.pages import ranked_at
 from frontrunner.results.prior_results import REUSED, trials_noted
 from frontrunner.results.ranking import RankedRecipe, pareto
-from frontrunner.results.records import IMPORTED, OBJECTIVE, Campaign, Event
+from frontrunner.results.records import IMPORTED, Campaign, Event
 from frontrunner.results.snapshot import attempts_of
 from frontrunner.results.status import FailedTrial, failures, status
 from frontrunner.results.store import Store
@@ -280,7 +280,7 @@ class Collected:
     @property
     def sought(self) -> str:
         """What the campaign seeks: one of `pareto.RATES`."""
-        return str(self.campaign.problem_summary.get(OBJECTIVE, "tokens"))
+        return self.campaign.objective
 
     @property
     def unit(self) -> str:
@@ -305,9 +305,7 @@ class Collected:
         if self.sought == "tokens":
             return self.attempts.tokens_per_s
         trials = self.attempts.trials
-        of_one = trials.recipes.each_recipe(
-            ("devices", "group"), lambda recipe: self.rate(1.0, recipe)
-        )
+        of_one = trials.recipes.each_recipe(("devices",), lambda recipe: self.rate(1.0, recipe))
         found: Numbers = self.attempts.tokens_per_s * of_one[self.attempts.rows]
         return found
 

@@ -270,15 +270,15 @@
     pen.fillText("tokens/s", 4, 12);
     pen.textAlign = "right";
     pen.fillText("peak memory of the fullest rank, GiB", width - RIGHT, height - 4);
-    for (const [place, limit] of data.limits.filter((one) => one.gib <= x1).entries()) {
+    if (data.limit_gib <= x1) {
       pen.setLineDash([5, 4]);
       pen.strokeStyle = ink.quiet;
       pen.beginPath();
-      pen.moveTo(x(limit.gib), HEAD);
-      pen.lineTo(x(limit.gib), height - FOOT);
+      pen.moveTo(x(data.limit_gib), HEAD);
+      pen.lineTo(x(data.limit_gib), height - FOOT);
       pen.stroke();
       pen.setLineDash([]);
-      pen.fillText(limit.device, x(limit.gib) - 4, HEAD + 12 * (place + 1));
+      pen.fillText("device", x(data.limit_gib) - 4, HEAD + 12);
     }
     data.spots = [];
     const spot = (row, radius, color, edge) => {
