@@ -18,7 +18,7 @@ test: .venv/.installed-dev
 # Batch systems, browsers and killed processes beside each other; then what watches the whole machine.
 system: .venv/.installed-dev
 	$(BIN)/pytest -n 4 --dist loadgroup -m "$(SYSTEM) and not alone"
-	$(BIN)/pytest -m "$(SYSTEM) and alone"
+	$(BIN)/pytest -m "$(SYSTEM) and alone" tests/system tests/faults
 
 # What is exhaustive, drawn at random, or too long for a gate: hours.
 nightly: .venv/.installed-dev
@@ -47,7 +47,7 @@ check: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/pytest -m kept
+	$(BIN)/pytest -q -m kept tests/unit/test_kept_files.py tests/system/test_notebook.py
 	$(BIN)/mypy src/frontrunner
 
 # Known weaknesses of the pinned packages, as far as this machine's index tells any.
