@@ -28,6 +28,11 @@ nightly: .venv/.installed-dev
 	FRONTRUNNER_TEST_EVERY_RECIPE=1 $(BIN)/pytest -n 2 --dist load -k test_each_two_choices_together \
 	  tests/system/test_numerics.py tests/system/test_numerics_deepspeed.py
 
+# How strong the quick tests are: how many of COUNT random mutations they see.
+COUNT ?= 100
+mutate: .venv/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutate.py --count $(COUNT) --seed $(SEED) --json build/mutate.json
+
 # Files that are made from the code: references of docs, the schema of recipe files.
 kept: .venv/.installed-dev
 	PYTHONPATH=tests $(BIN)/python tests/support/kept_files.py

@@ -237,7 +237,7 @@ def free_among(taken: Collection[str], wanted: str) -> str:
 
 @contextmanager
 def naming(place: object) -> Iterator[None]:
-    """Begin the message of an `InvalidInput` with its place: a file, a group."""
+    """Begin the message of an `InvalidInput` with its place: a file, a cluster."""
     try:
         yield
     except InvalidInput as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import Evaluator, Finished, ProbeSetup
@@ -187,3 +188,23 @@ def test_closing_at_once_after_starting_leaves_nothing(tmp_path: Path) -> None:
 def test_an_unknown_evaluator_is_named() -> None:
     with pytest.raises(InvalidInput, match="evaluator"):
         make_evaluator("prob", setup_of(Path()))
+
+
+def test_simulated_steps_lie_evenly_within_a_hundredth_of_what_its_formula_gives(
+    setup: ProbeSetup,
+) -> None:
+    """The step of the formula is the first one's; the noise is the recipe's and the seed's own."""
+    five = replace(setup, probe=replace(setup.probe, measured_steps=5))
+    noises = set()
+    for seed in range(20):
+        found = simulate(RECIPES[0], replace(five, seed=seed))
+        assert isinstance(found, Measurement)
+        off = [time_s / found.first_step_time_s - 1 for time_s in found.step_times_s]
+        assert len(off) == 5
+        assert sorted(off)[2] == 0
+        assert sum(off) == pytest.approx(0, abs=1e-12)
+        assert max(off) == pytest.approx(-min(off))
+        assert max(off) > 0
+        noises.add(max(off))
+    assert len(noises) == 20
+    assert 0.008 < max(noises) <= 0.01

@@ -9,7 +9,9 @@ from dataclasses import replace
 from datetime import datetime
 
 import pytest
+from sqlalchemy import text
 
+from frontrunner.results.check import check
 from frontrunner.results.courses import Course, Courses
 from frontrunner.results.nodes import CHECKED, AttemptNodes, NodeLedger
 from frontrunner.results.outcome import (
@@ -51,6 +53,7 @@ from support.store_contract import (
     repeated,
 )
 
+BUSY = Telemetry(foreign_limit=0.1, foreign_share=(0.01,), foreign_processes=("make 7",))
 PROVENANCE = Provenance(
     versions={"python": "3.11.7"},
     host="h",
@@ -642,3 +645,26 @@ class TestSessions(StoreContract):
         writer.start_attempt(trial, run_folder="2")
         first, second = explain(store, trial.recipe_id).appearances[0].attempts
         assert (first.provenance, second.provenance) == (None, PROVENANCE)
+
+
+class TestCheck(StoreContract):
+    def test_check_is_silent_over_measurements_and_names_a_figure_that_a_standing_lost(
+        self, store: Store, writer: CampaignWriter
+    ) -> None:
+        """With a record of the machine and without it."""
+        outcomes = (replace(measurement(), telemetry=None), replace(measurement(), telemetry=BUSY))
+        for name, outcome in zip(("aaaa", "bbbb"), outcomes, strict=True):
+            trial = begin(writer, name)
+            attempt = writer.start_attempt(trial, run_folder=name)
+            writer.finish_attempt(attempt, outcome, retry=False)
+
+        assert self.findings(store) == {}
+        with store.database.write() as connection:
+            connection.execute(text("UPDATE standings SET mfu = NULL"))
+
+        assert self.findings(store) == {"standings pool": 2}
+
+    def findings(self, store: Store) -> dict[str, int]:
+        with store.database.read() as connection:
+            found = check(connection, store=store.url).findings
+        return {finding.rule: finding.count for finding in found}

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
+from frontrunner.search.guided.prior import Prior
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
@@ -29,3 +34,11 @@ SPACE = Space(
     sharding=("none", "zero-1", "zero-3"),
     recompute=("none", "selective", "full"),
 )
+
+
+def reversed_prior(prior: Prior) -> Prior:
+    """Return the same speeds in the opposite order, the slowest for the fastest recipe."""
+    order = np.argsort(prior.log_speed, kind="stable")
+    turned = np.empty_like(prior.log_speed)
+    turned[order] = prior.log_speed[order[::-1]]
+    return replace(prior, log_speed=turned)

@@ -27,7 +27,7 @@ from support.campaigns import (
 )
 from support.ray_cluster import KIND, RayCluster, ray_cluster
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1000)]
+pytestmark = pytest.mark.system
 PROBES = 20
 SPACE = {
     "tensor_parallel": [1],
@@ -131,6 +131,7 @@ def test_a_campaign_loses_nothing_with_a_node_and_its_driver(
     assert not list(tmp_path.glob("frontrunner-runs/tiny/0*/.*")), "no half file"
 
 
+@pytest.mark.nightly
 def test_a_campaign_goes_on_once_a_head_that_was_killed_is_back_and_a_request_to_end_ends_its_probe(
     tmp_path: Path,
 ) -> None:
@@ -170,31 +171,29 @@ def test_a_campaign_goes_on_once_a_head_that_was_killed_is_back_and_a_request_to
     assert status["failures"]["lost"] >= 2, "by the head, and by the request"
 
 
-def test_probes_of_a_group_run_on_its_nodes(tmp_path: Path, ray: RayCluster) -> None:
-    groups = [{"name": "any", "nodes": 1}, {"name": "b", "nodes": 2}]
+def test_probes_run_on_nodes_with_the_resources_that_they_need(
+    tmp_path: Path, ray: RayCluster
+) -> None:
     name = campaign(
         tmp_path,
         ray,
-        cluster={"group": groups, "nodes": 1},
+        cluster={"nodes": 2},
         space=SPACE | {"micro_batch_seqs": [2], "recompute": ["none"], "devices": [1]},
-        dispatch={"group": {"any": {"resources": {"memory": 1}}, "b": {"resources": {KIND: 1}}}},
+        dispatch={"resources": {KIND: 1}},
     )
     done = frontrunner("launch", name, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     checked = frontrunner("doctor", name, "--json", cwd=tmp_path)
-    fitting = [
+    (fitting,) = [
         check["found"] for check in json.loads(checked.stdout)["checks"] if check["name"] == "ray"
     ]
-    assert ["3 of them" in one for one in fitting] == [True, False]
-    assert f"2 of them with CPU 1, {KIND} 1" in fitting[1]
-    nodes = {
-        json.loads(RunFolder(path).job.read_text())["recipe"]["group"]: node_ids(path, ray)
-        for path in run_folders(tmp_path)
-    }
-    assert nodes.keys() == {"any", "b"}
-    assert ray.head not in nodes["b"]
+    assert f"2 of them with CPU 1, {KIND} 1" in fitting
+    nodes = [node for path in run_folders(tmp_path) for node in node_ids(path, ray)]
+    assert nodes
+    assert ray.head not in nodes
 
 
+@pytest.mark.nightly
 def test_a_replay_goes_on_after_its_node_is_lost(tmp_path: Path, ray: RayCluster) -> None:
     space = SPACE | {"devices": [2], "micro_batch_seqs": [2], "recompute": ["none"]}
     name = campaign(tmp_path, ray, space=space, probe={"measured_steps": 20})

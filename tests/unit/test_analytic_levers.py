@@ -295,3 +295,24 @@ def test_only_transformer_engine_s_experts_are_in_8_bits() -> None:
     experts = replace(work(recipe(fp8="tensorwise")), experts=np.array([8.0]))
     assert not FRONTRUNNER.has_feed_forward_in_8_bits(experts).any()
     assert MEGATRON.has_feed_forward_in_8_bits(experts).all()
+
+
+@pytest.mark.parametrize(
+    ("fp8", "cast", "of_weights"), [("tensorwise", 6, 8), ("rowwise", 8, 10), ("mxfp8", 6, 6)]
+)
+def test_backward_passes_in_8_bits_cast_the_gradients_of_what_products_give(
+    fp8: str, cast: float, of_weights: float
+) -> None:
+    """Those of queries, keys and values (3 hidden), of the two outputs and of the inner width."""
+    plan = recipe(devices=8, tensor_parallel=1, micro_batch_seqs=4, compile=True)
+    on_h100 = machine(H100, FRONTRUNNER)
+    wide, narrow = (layer(on_h100, work(replace(plan, fp8=one))) for one in ("none", fp8))
+    tokens, hidden, gate = 4 * 2048, GPT_22B.hidden, GPT_22B.ffn_hidden
+    matrices = 4 * hidden**2 + 2 * hidden * gate
+    flops = 2 * 2 * tokens * matrices
+    saved = flops / (989.4e12 * 0.73) - flops / (1978.9e12 * 0.73 * FP8_SHARES[H100.device])
+
+    casts = saved - (wide.backward - narrow.backward)
+
+    moved = tokens * (5 * hidden + gate) * cast + matrices * of_weights / 2
+    assert casts == pytest.approx(moved / on_h100.memory_bytes_per_s, rel=0.2)

@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 
 from frontrunner.config.campaign import parse_campaign
-from frontrunner.evaluators.analytic.accuracy_bounds import at_best, why_too_fast
+from frontrunner.evaluators.analytic.accuracy_bounds import at_best, trust_in, why_too_fast
 from frontrunner.evaluators.analytic.estimates import estimate_many
+from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.probe.measure import measurement
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
-from support.analytic import A100, PROBLEM, machine, recipe
+from support.analytic import A100, PROBLEM, machine, recipe, work
 
 LOGGED_S = (224.6266, 196.4964, 196.6811, 280.2356, 195.0818)
 """The five iterations of a log of the Frontier study (arXiv 2312.12705,
@@ -131,3 +133,47 @@ def test_the_median_counts() -> None:
 def test_the_fastest_possible_attention_is_no_slower_than_a_device_s_own() -> None:
     own = machine(replace(A100, device="b200-180gb"))
     assert at_best(own).attention_scale == own.attention_scale > 1
+
+
+FASTER_SO = (
+    "fuses_accumulation",
+    "dispatches_once",
+    "overlaps_dispatch",
+    "overlaps_unsharded",
+)
+
+
+@pytest.mark.parametrize("flag", FASTER_SO)
+def test_the_fastest_possible_machine_is_slower_without_each_thing_that_saves_time(
+    flag: str,
+) -> None:
+    experts = replace(
+        PROBLEM.model, experts=16, experts_per_token=4, biases="none", ffn_hidden=4096
+    )
+    problem = replace(PROBLEM, model=experts)
+    plans = (
+        recipe(sequence_parallel=True),
+        recipe(tensor_parallel=1, expert_parallel=16, micro_batch_seqs=1, accumulation=4),
+    )
+    rows = work(*plans, problem=problem)
+    best = at_best(machine())
+
+    other = replace(best, software=replace(best.software, **{flag: False}))
+
+    least, more = (step_time(one, rows).total for one in (best, other))
+    assert (more >= least).all()
+    assert (more > 1.0001 * least).any()
+
+
+def test_trust_says_why_some_recipes_have_no_time_beside_the_error_of_the_others() -> None:
+    unknown = replace(PROBLEM, cluster=replace(A100, device="x", peak_tflops=ByPrecision()))
+
+    some, none, every = (
+        trust_in([recipe()], unknown, errors) for errors in ([0.1, None, 0.3], [], [0.1, 0.3])
+    )
+
+    assert (some.expected_error, none.expected_error) == (pytest.approx(0.2), None)
+    for found in (some, none):
+        assert found.why_no_times is not None
+        assert "peak_tflops" in found.why_no_times
+    assert every.why_no_times is None

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from table_accuracy import by_problem, judged, predicted
+from table_accuracy import judged, predicted
 
 from frontrunner.evaluators.tables.workloads import Table, read
 from support.tables import write_table
@@ -214,17 +214,3 @@ def test_what_is_too_fast_is_listed(tmp_path: Path) -> None:
     told = judged(found, predicted(found, {}))
 
     assert [row["step_time_s"] for row in told["implausible"]] == [0.01]
-
-
-def test_a_problem_is_never_judged_by_constants_that_were_fitted_to_it(tmp_path: Path) -> None:
-    """Its own step times change nothing of what is predicted for it."""
-    rows = [
-        GOOD | {"model": f"gpt-{size}", "hidden": 128 * size, "step_time_s": size / 8}
-        for size in (8, 12, 16)
-    ]
-    slower = [*rows[:2], rows[2] | {"step_time_s": 9.0}]
-
-    times = [by_problem({"t": table(tmp_path, *given)})["t"] for given in (rows, slower)]
-
-    assert times[0][2] == times[1][2]
-    assert times[0][0] != times[1][0]

@@ -416,3 +416,18 @@ def test_a_further_token_costs_a_layer_a_projection_and_a_head() -> None:
     size = one.bytes_per_value
     joined = linear(machine(), one.tokens, 2 * one.hidden, one.hidden, size).total
     assert told == pytest.approx(head(machine(), one).total + joined)
+
+
+def test_transformer_engine_sends_less_between_tensor_ranks_in_8_bits_alone() -> None:
+    """Of a gather and a reduce-scatter of the same bytes, the gather is half: 3/4 are left."""
+    plan = recipe(sequence_parallel=True)
+    rows = work(plan, replace(plan, fp8="tensorwise"))
+    quick = replace(MEGATRON, host_collective_s=0.0)
+    codes = (quick, replace(quick, transformer_engine=False, gathers_in_8_bits=False))
+
+    engine, without = (
+        step_time(without_latency(machine(software=code)), rows).tensor_parallel for code in codes
+    )
+
+    assert engine[0] == pytest.approx(without[0])
+    assert engine[1] == pytest.approx(0.75 * without[1])

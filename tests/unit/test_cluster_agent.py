@@ -46,7 +46,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         ASKED | {"walltime": "01:00:30"},
         'dispatch.walltime = "01:00:30": expected "HH:MM:00"',
     ),
-    "too short": (ASKED | {"walltime": "00:02:00"}, "at least probe.deadline_s + 120 s = 180 s"),
+    "too short": (ASKED | {"walltime": "00:02:00"}, "at least probe.deadline_s + 120 s = 720 s"),
     "a key of another scheduler": (
         ASKED | {"scheduler": "pbs", "qos": "debug"},
         'dispatch.qos = "debug": expected a key for pbs: account',

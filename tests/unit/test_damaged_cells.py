@@ -19,8 +19,8 @@ from frontrunner.results.predictions import (
     OUTLOOK,
     PROPOSED,
     Expected,
+    expected_of,
     newest_outlooks,
-    proposed_of,
 )
 from frontrunner.results.prior_results import CUT, campaign_results, probes_made
 from frontrunner.results.rows import DamagedCell
@@ -70,7 +70,7 @@ QUESTIONS: dict[str, Callable[[Store], object]] = {
     "known": lambda store: (campaign_results(store, 1), probes_made(store, store.campaign("kept"))),
     "drivers": lambda store: (status.active_drivers(store), status.version_of(store, "kept")),
     "outlooks": outlooks,
-    "proposals": lambda store: proposed_of(store, 1, [1]),
+    "proposals": lambda store: expected_of(store, 1, [1]),
     "specification": lambda store: stored_spec(store.campaign("kept")),
 }
 """What commands, pages and drivers ask of a store."""

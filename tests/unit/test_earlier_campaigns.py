@@ -28,6 +28,7 @@ from frontrunner.spaces.errors import InvalidInput
 from frontrunner.views.history import noticed
 from frontrunner.views.results import print_status
 from support.campaigns import tiny
+from support.services import settings, signed_in
 
 DUMP = Path(__file__).parent.parent / "stores" / "pair-and-groups.sql"
 """A store with the two campaigns of `search.probe_nodes`, and one on several node types."""
@@ -87,6 +88,16 @@ def test_campaign_on_several_node_types_is_refused_by_all_that_work_on_its_clust
         ) as refused:
             work()
         assert "compare" in str(refused.value.hint)
+
+
+def test_service_lists_a_campaign_on_several_node_types_and_its_page_says_why_not(
+    store: str, tmp_path: Path
+) -> None:
+    with signed_in(settings(tmp_path)) as client:
+        assert "grouped" in client.get("/").text
+        page = client.get("/campaigns/grouped")
+    assert page.status_code == 422
+    assert "campaign grouped is on several node types" in page.text
 
 
 def test_new_campaign_starts_beside_an_earlier_one_on_several_node_types(store: str) -> None:

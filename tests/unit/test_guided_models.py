@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 from scipy.stats import t as student_t
-from search_runs import reversed_prior
 
 from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.analytic.machine import FITTED
@@ -28,7 +27,7 @@ from frontrunner.search.guided.prior import (
 from frontrunner.search.guided.speed import FREEDOM, LONE, Fit, Observation, SpeedModel, _told
 from frontrunner.spaces.problem import Problem, SoftwareSettings
 from frontrunner.spaces.recipe import RANK_ORDERS, Recipe
-from support.guided import CLUSTER, PROBLEM, SPACE
+from support.guided import CLUSTER, PROBLEM, SPACE, reversed_prior
 
 RECIPES = SPACE.survey(PROBLEM).recipes
 PRIOR = prior_of(RECIPES, PROBLEM)

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from search_runs import reversed_prior
 
 from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.analytic.machine import FITTED
@@ -25,7 +24,7 @@ from frontrunner.spaces.cluster import ByPrecision, FittedCode, FittedConstant
 from frontrunner.spaces.problem import Problem, SoftwareSettings
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space
-from support.guided import PROBLEM, SPACE
+from support.guided import PROBLEM, SPACE, reversed_prior
 
 SURVEY = SPACE.survey(PROBLEM)
 PRIOR = prior_of(SURVEY.recipes, PROBLEM)

@@ -1,17 +1,29 @@
 """The jobs that probes, profiles and replays hand to the ranks."""
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from frontrunner.evaluators.probe import ProbeSettings
-from frontrunner.evaluators.probe.job import DEADLINE_SHARE, Corpus, probe_job, profile_job
+from frontrunner.evaluators.probe.fork_server import Report, ServerLost
+from frontrunner.evaluators.probe.job import (
+    DEADLINE_SHARE,
+    Corpus,
+    disk_folder,
+    probe_job,
+    profile_job,
+)
 from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.replay import ReplaySettings, plan
-from frontrunner.evaluators.probe.watch import write_job
+from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.probe.watch import TrainingProbe, write_job, written
 from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.evaluators.trainer.job import Job
-from support.campaigns import setup_of, tiny_recipe
+from frontrunner.results.outcome import Failure, FailureKind
+from support.campaigns import order, setup_of, tiny_recipe
 
 
 def test_a_job_equals_what_its_file_gives_back(tmp_path: Path) -> None:
@@ -35,11 +47,11 @@ def test_a_probe_is_adaptive_unless_its_steps_are_counted(tmp_path: Path) -> Non
     tokens = (Corpus(path=tmp_path / "tokens.bin", dtype="uint16"),)
     recipe = tiny_recipe()
     best_tokens_per_s = tokens_per_step(recipe, counted.problem) / 0.5
-    order = ProbeOrder(
+    asked = ProbeOrder(
         token="a", recipe=recipe, run_folder=tmp_path / "a", best_tokens_per_s=best_tokens_per_s
     )
     jobs = [
-        write_job(order, probe_job(setup, recipe, tmp_path, tokens), setup).read_text()
+        write_job(asked, probe_job(setup, recipe, tmp_path, tokens), setup).read_text()
         for setup in (counted, adaptive)
     ]
     first, second = (Job.from_json(job).probe for job in jobs)
@@ -72,3 +84,69 @@ def test_a_replay_trains_with_the_router_however_probes_deal_tokens(tmp_path: Pa
         setup, recipe, tmp_path, (Corpus(path=tmp_path / "tokens.bin", dtype="uint16"),)
     )
     assert (planned.job["model"]["routing"], probed["model"]["routing"]) == ("learned", "uniform")
+
+
+class Server:
+    """A fork server whose ranks never start, and that is lost when it is asked about them."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def start(self, *_: object, **__: object) -> None:
+        pass
+
+    def reports(self, timeout_s: float) -> list[Report]:
+        del timeout_s
+        return [ServerLost()]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("end", ["concluded", "harvested", "closed"])
+def test_a_probe_leaves_nothing_on_the_disk_that_it_offloaded_to(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontrunner.evaluators.probe.watch.ForkClient", Server)
+    disk = tmp_path / "disk"
+    setup = setup_of(tmp_path, cluster={"nvme_path": str(disk)})
+    evaluator = TrainingProbe(setup)
+    one = order(setup, tiny_recipe(engine="deepspeed", offload="nvme"))
+    one.run_folder.mkdir()
+    evaluator.start(one)
+    folder = disk_folder(setup, one.recipe, one.run_folder)
+    assert folder is not None
+    folder.mkdir(parents=True)
+    (folder / "0.tensor.swp").write_bytes(b"0")
+
+    if end == "concluded":
+        assert len(evaluator.finished(0.0)) == 1
+    elif end == "harvested":
+        evaluator.harvest(one)
+    else:
+        evaluator.close()
+
+    assert list(disk.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "becomes"),
+    [
+        (FailureKind.CRASHED, FailureKind.LOST),
+        (FailureKind.OUT_OF_MEMORY, FailureKind.OUT_OF_MEMORY),
+        (FailureKind.HUNG, FailureKind.HUNG),
+    ],
+)
+def test_a_crash_whose_folder_is_full_is_lost_and_other_failures_stay(
+    kind: FailureKind, becomes: FailureKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "write_outcome", full)
+
+    found = written(RunFolder(tmp_path), Failure(kind=kind, message="why"))
+
+    assert isinstance(found, Failure)
+    assert found.kind is becomes
+    assert ("is full" in found.message) == (becomes is FailureKind.LOST)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from frontrunner.evaluators.cluster.environment import launched_rank
-from frontrunner.evaluators.probe.fork_server import _run
+from frontrunner.evaluators.probe.fork_server import START_FAILED, ForkServer, _run
 from frontrunner.evaluators.trainer.rendezvous import near_cores, rank_device, set_local_rank_env
 
 PALS = {
@@ -175,3 +176,26 @@ def test_a_rank_takes_one_of_the_devices_that_it_sees(
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
     rank_device("cuda", local_rank)
     assert "PYTORCH_ALLOC_CONF" not in os.environ, "the user's settings stay"
+
+
+def test_fork_server_s_rank_leaves_the_traceback_of_what_ended_it_in_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(request: object, rank: int) -> None:
+        raise RuntimeError(f"rank {rank} cannot begin")
+
+    monkeypatch.setattr("frontrunner.evaluators.probe.fork_server._run", fail)
+    here, there = Pipe()
+    server = ForkServer(there)
+    with os.fdopen(2, "w", closefd=False) as errors:
+        monkeypatch.setattr(sys, "stderr", errors)  # which pytest has put elsewhere
+        pid = os.fork()
+        if pid == 0:
+            server._become_rank({"job": str(tmp_path / "job.json")}, 3)
+        _, status = os.waitpid(pid, 0)
+    here.close()
+    there.close()
+    log = (tmp_path / "rank-3.log").read_text()
+    assert os.waitstatus_to_exitcode(status) == START_FAILED
+    assert log.startswith("Traceback (most recent call last):")
+    assert log.endswith("RuntimeError: rank 3 cannot begin\n")

@@ -3,11 +3,13 @@
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from frontrunner.evaluators.analytic.estimates import plan, surely_too_large
+from frontrunner.evaluators.registry import EVALUATORS
 from frontrunner.results.outcome import (
     Failure,
     FailureKind,
@@ -19,6 +21,7 @@ from frontrunner.results.outcome import (
 )
 from frontrunner.results.records import Trial
 from frontrunner.results.states import TrialState
+from frontrunner.results.store import open_store
 from frontrunner.search.listener import Ended, View
 from frontrunner.search.proposals import Proposals
 from frontrunner.search.spec import SearchSettings
@@ -28,6 +31,8 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 from support import doubles
 from support.campaigns import spec_of, tiny
+from support.drivers import Campaigns, Scripted
+from support.drivers import failure as scripted_failure
 from support.rankings import measurement
 
 SPEC = spec_of(tiny())
@@ -325,3 +330,27 @@ def test_a_repeat_that_others_disturbed_is_not_wanted_again() -> None:
 def test_an_unknown_strategy_is_a_mistake_not_a_fault() -> None:
     with pytest.raises(InvalidInput, match=r"search\.strategy"):
         proposals("optuna-tp", Notices())
+
+
+def test_asked_recipes_are_made_once_they_are_measured_and_a_failure_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver's count of three asked for, of which the second fails."""
+    made = type("Mine", (Scripted,), {"script": staticmethod(lambda *_: None)})
+    doubles.register(monkeypatch, EVALUATORS, "scripted", made)
+    asked = [SURVEY.recipes[0], *SURVEY.recipes[5:7]]
+    with open_store(str(tmp_path / "store.db")) as store:
+        campaigns = Campaigns(store, tmp_path / "runs")
+        record, spec = campaigns.create(
+            evaluator="scripted", search={"strategy": "exhaustive"}, budget={"probes": 1}
+        )
+        campaigns.driver(record, spec).run()
+        made.script = staticmethod(  # type: ignore[attr-defined]
+            lambda recipe, _: scripted_failure(FailureKind.HUNG) if recipe == asked[1] else None
+        )
+
+        found = campaigns.driver(record, spec, asked=asked).run()
+
+    assert (found.unmade, found.reason) == (1, "2 of 3 measured as asked")
+    assert found.last_failure is not None
+    assert found.last_failure.kind is FailureKind.HUNG

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, pool
-from frontrunner.results.pages import ranked_at
+from frontrunner.results.pages import (
+    history_page,
+    rank_of,
+    ranked_at,
+    recipe_page,
+    trial_page,
+)
 from frontrunner.results.ranking import best, pareto
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import explain, failures, status
@@ -303,6 +309,35 @@ def test_some_recipes_are_ranked_as_among_all(
     assert ranked_at(store, store.campaign("ranked"), some) == [
         whole[place - 1] for place in some.values()
     ]
+
+
+def test_the_rank_of_a_recipe_is_its_place_in_the_ranking(
+    store: Store, measured: dict[str, list[Measurement]]
+) -> None:
+    """By hand: one more than the recipes with a higher median rate, whose ties are told apart."""
+    campaign = store.campaign("ranked")
+    pace = {
+        recipe_id: float(np.median([one.tokens_per_s for one in found]))
+        for recipe_id, found in measured.items()
+    }
+    ranks = {recipe_id: rank_of(store, campaign, recipe_id) for recipe_id in measured}
+    assert sorted(rank or 0 for rank in ranks.values()) == list(range(1, len(measured) + 1))
+    first = min(ranks, key=lambda recipe_id: ranks[recipe_id] or 0)
+    last = max(ranks, key=lambda recipe_id: ranks[recipe_id] or 0)
+    assert pace[first] == max(pace.values())
+    assert pace[last] == min(pace.values())
+    assert rank_of(store, campaign, f"f{0:011x}") is None
+    assert rank_of(store, campaign, "0" * 12) is None
+
+
+@pytest.mark.parametrize("page", [{"page": 0}, {"page": -1}, {"page_size": 0}])
+@pytest.mark.parametrize("read", [recipe_page, trial_page, history_page])
+def test_a_page_before_the_first_or_without_rows_is_refused(
+    store: Store, writer: CampaignWriter, read: Callable[..., object], page: dict[str, int]
+) -> None:
+    del writer
+    with pytest.raises(InvalidInput, match=r"page, page_size = .*: expected numbers of at least 1"):
+        read(store, "ranked", **page)
 
 
 def test_questions_other_than_the_table_do_not_import_pandas() -> None:

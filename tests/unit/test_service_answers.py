@@ -159,6 +159,15 @@ def test_a_stream_can_be_taken_up_anywhere(store: Path) -> None:
             assert rest == whole[cut:]
 
 
+def test_a_reader_of_a_stream_without_news_is_told_nothing_and_not_to_ask_again(
+    store: Path,
+) -> None:
+    with open_store(str(store)) as found:
+        follower = Follower(found, "first", Cursor())
+        assert len(follower.poll()[0]) == 6
+        assert follower.poll() == ([], False)
+
+
 @pytest.mark.parametrize("text", ["5", "a-b", "1-2-3", "-1-2", "1-" + "9" * 30])
 def test_the_id_of_no_event_is_refused(client: TestClient, text: str) -> None:
     with pytest.raises(InvalidInput, match="Last-Event-ID"):

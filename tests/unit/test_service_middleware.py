@@ -15,9 +15,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import uvicorn
 from fastapi.testclient import TestClient
+from uvicorn.server import ServerState
 
-from frontrunner.server.app import listen
+from frontrunner.server.app import Connection, listen
 from frontrunner.server.auth import Caller, Role, Tokens, owner
 from frontrunner.server.middleware import SECURITY_HEADERS
 from frontrunner.server.settings import Limits, ServiceSettings
@@ -375,3 +377,43 @@ def test_answers_do_not_wait_for_acknowledgements(tmp_path: Path) -> None:
                 return int(await found)
 
     assert asyncio.run(no_delay_of_accepted()) == 1
+
+
+def test_a_connection_that_sends_no_request_in_time_is_closed_and_one_that_has_sent_it_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("frontrunner.server.app.FIRST_REQUEST_S", 0.05)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        del scope, receive
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def ends() -> tuple[bytes, bytes, bool]:
+        config, state = (
+            uvicorn.Config(answer, http=Connection, ws="none", limit_concurrency=9),
+            ServerState(),
+        )
+        config.load()
+        server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(config, state, {}), "127.0.0.1", 0
+        )
+        port = server.sockets[0].getsockname()[1]
+        asking, its_writer = await asyncio.open_connection("127.0.0.1", port)
+        its_writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        first = await asking.readuntil(b"\r\n")
+        silent, other_writer = await asyncio.open_connection("127.0.0.1", port)
+        told = await asyncio.wait_for(silent.read(), timeout=60)
+        found = first, told, its_writer.transport.is_closing()
+        is_known = len(state.connections)
+        for writer in (its_writer, other_writer):
+            writer.close()
+        server.close()
+        assert is_known == 1
+        return found
+
+    first, told, is_closing = asyncio.run(ends())
+
+    assert first.startswith(b"HTTP/1.1 204")
+    assert told == b""
+    assert not is_closing

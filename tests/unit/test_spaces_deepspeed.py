@@ -336,3 +336,12 @@ def test_levers_of_the_torch_engine_are_refused(lever: dict[str, Any]) -> None:
     reason = why_illegal(replace(recipe(), **lever), PROBLEM)
     assert reason is not None
     assert reason.code == "levers-engine"
+
+
+@pytest.mark.parametrize(("replicas", "offload"), [(2, "optimizer"), (8, "optimizer")])
+def test_offload_of_whole_replicas_is_refused_from_two_on(replicas: int, offload: str) -> None:
+    """One rank has all parameters under any ZeRO level; two without ZeRO have a copy each."""
+    assert why_illegal(recipe(devices=1, offload=offload), PROBLEM) is None
+    refusal = why_illegal(recipe(devices=replicas, offload=offload), PROBLEM)
+    assert refusal is not None
+    assert refusal.code == "offload-sharding"

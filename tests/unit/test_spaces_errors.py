@@ -21,6 +21,7 @@ from frontrunner.spaces.errors import (
     shown,
     shown_key,
 )
+from frontrunner.spaces.validation import Config, inlined_schema
 
 
 @pytest.mark.parametrize(
@@ -128,3 +129,26 @@ def test_telling_how_a_package_is_installed_warns_of_nothing(
         sys.modules, "distutils", ModuleType("distutils")
     )  # setuptools warns where pip is looked for
     assert "'frontrunner[report]'" in installing("frontrunner[report]")
+
+
+class Leaf(Config):
+    """A table without tables."""
+
+    size: int = 1
+
+
+class Tree(Config):
+    """A table that may hold tables of its own kind."""
+
+    left: Leaf = Leaf()
+    right: Leaf = Leaf()
+    branches: tuple[Tree, ...] = ()
+
+
+def test_the_schema_of_a_table_that_holds_its_own_kind_ends() -> None:
+    """Its own kind is any table there; another kind is written out wherever it stands."""
+    found = inlined_schema(Tree)["properties"]
+    assert found["branches"]["items"] == {"type": "object"}
+    for side in ("left", "right"):
+        assert found[side]["properties"]["size"]["type"] == "integer"
+    assert "$ref" not in str(found)

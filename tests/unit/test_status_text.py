@@ -68,7 +68,7 @@ def test_launch_paused_by_failures_names_the_log(log_path: str | None) -> None:
         state=CampaignState.PAUSED, reason="3 failed in a row", measured=0, last_failure=failure
     )
     with pytest.raises(CampaignFailed) as ended:
-        _raise_unless_done(paused, "c", stopped=1, has_result=False)
+        _raise_unless_done(paused, "c", stopped=1)
     once = "fix the cause, then: frontrunner resume c"
     assert ended.value.hint == (once if log_path is None else f"full log: {log_path}; {once}")
 

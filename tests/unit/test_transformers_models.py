@@ -578,3 +578,11 @@ def test_the_balancing_loss_is_that_of_transformers_mixtral() -> None:
     mine.blocks["0"].feed_forward.weigh = lambda loss: 0 * loss
     mine(tokens).square().mean().backward()
     assert apart(mine.blocks["0"].feed_forward.router.weight.grad, router) > 10 * RELATIVE
+
+
+def test_the_frequency_of_windows_is_written_as_it_is() -> None:
+    """Another than the 10,000 that Gemma 3's configuration has where it states none."""
+    model = replace(reduced("gemma-3-27b"), window_rotary_theta=9e3)
+    written = config_of_model(model, positions=4096)
+    assert written["rope_local_base_freq"] == 9e3
+    assert model_of_config(written)["window_rotary_theta"] == 9e3

@@ -212,7 +212,6 @@ def _over_file(table: Table, base: Path) -> Table:
     return merged
 
 
-NAMES_A_DEVICE = ("preset", "file", "device")
 MOST_NAME, CONTROL = 200, re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 

@@ -523,7 +523,7 @@ def test_a_job_too_short_for_a_probe_pauses_the_campaign(
     )  # whose probes may take 60 s, and 45 s are for the driver's end
     conclusion = campaigns.driver(record, spec).run()
     assert (conclusion.state, conclusion.job_ends) == (CampaignState.PAUSED, False)
-    assert conclusion.reason.endswith("a probe needs up to 105 s; no probe has run in it")
+    assert conclusion.reason.endswith("a probe needs up to 645 s; no probe has run in it")
 
 
 class OneEnds(Scripted):
