@@ -16,6 +16,9 @@ function then run on the mutant, until one fails (`killed`), all passed (`surviv
 Child processes of a test import the mutant from a copy of the package. What only child processes
 execute is not recorded, though: of mutants of the trainer the smoke tests of the nearest files run
 too, and in other packages such code counts as not tested. Equivalent mutants count as survived.
+
+A mutant is wrong code that runs: it cannot signal processes that were there before it, but child
+processes of its tests can, and files are not protected. Run it where nothing else is precious.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import errno
 import functools
 import gc
 import hashlib
@@ -35,12 +39,14 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+import psutil
 import pytest
 from mutate_drawing import Mutation, draw
 
@@ -71,7 +77,7 @@ def apply(mutation: Mutation) -> bool:
     mutated = {(code.co_qualname, code.co_firstlineno): code for code in codes(compiled)}
     replaced = False
     for thing in gc.get_objects():
-        if isinstance(thing, functools._lru_cache_wrapper):
+        if type(thing) is functools._lru_cache_wrapper:  # isinstance would ask proxies
             if str(getattr(thing, "__module__", "")).startswith("frontrunner"):
                 thing.cache_clear()
         elif type(thing) is FunctionType and thing.__code__.co_filename == str(mutation.path):
@@ -85,6 +91,19 @@ def apply(mutation: Mutation) -> bool:
     return replaced
 
 
+def spare_others() -> None:
+    """Let this process signal no process that is there already: a mutant may err in the target."""
+    others = set(psutil.pids()) - {os.getpid()}
+    for function in (os.kill, os.killpg):
+
+        def guarded(target: int, number: int, function: Any = function) -> None:
+            if number and (target in others or target < 0):
+                raise PermissionError(errno.EPERM, "not a process of this mutant", str(target))
+            function(target, number)
+
+        setattr(os, function.__name__, guarded)
+
+
 def in_fork(work: Callable[[], Any], limit_s: float, *, too_long: Any = None) -> Any:
     """Return what `work` returns in a forked process; None where the process died."""
     with tempfile.TemporaryFile("w+") as answer:
@@ -92,27 +111,33 @@ def in_fork(work: Callable[[], Any], limit_s: float, *, too_long: Any = None) ->
         if child == 0:
             try:
                 os.setsid()
+                spare_others()
                 silent = os.open(os.devnull, os.O_RDWR)
                 for descriptor in (0, 1, 2):
                     os.dup2(silent, descriptor)
-                json.dump(work(), answer)
-                answer.flush()
+                json.dump({"value": work()}, answer)
+            except Exception:  # of this program: tests catch their own
+                answer.seek(0)
+                json.dump({"error": traceback.format_exc()}, answer)
             finally:
+                answer.flush()
                 os._exit(0)
-        value = None
+        outcome = {"value": None}
         deadline = time.monotonic() + limit_s
         while os.waitpid(child, os.WNOHANG) == (0, 0):
             if time.monotonic() > deadline:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-                value = too_long
+                outcome = {"value": too_long}
                 break
             time.sleep(0.02)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # processes that tests left behind
         answer.seek(0)
-        text = answer.read()
-        return json.loads(text) if text else value
+        outcome = json.loads(answer.read() or json.dumps(outcome))
+    if "error" in outcome:
+        raise RuntimeError(outcome["error"])
+    return outcome["value"]
 
 
 def processor_time() -> float:
