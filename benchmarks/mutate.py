@@ -13,9 +13,9 @@ test enters (kept in build/mutate). Of the nearest files, the tests that pass an
 function then run on the mutant, until one fails (`killed`), all passed (`survived`), or they took
 `--seconds` of processor time (`undecided`). A test that times out has failed.
 
-Child processes of a test import the mutant from a copy of the package. What only child processes
-execute is not recorded, though: of mutants of the trainer the smoke tests of the nearest files run
-too, and in other packages such code counts as not tested. Equivalent mutants count as survived.
+Child processes of a test import the mutant from a copy of the package. What they execute is not
+recorded. Where no test enters the mutated function, the tests of the 4 nearest files run whole. On
+mutants of the trainer the smoke tests run too. Equivalent mutants count as survived.
 
 A mutant is wrong code that runs: it cannot signal processes that were there before it, but child
 processes of its tests can, and files are not protected. Run it where nothing else is precious.
@@ -57,6 +57,8 @@ RECORDS = ROOT / "build" / "mutate"
 QUICK = "(unit or contract or smoke) and not nightly"
 TEST_LIMIT_S = 120
 """Wall time of one test. The machine may be busy."""
+FILES_OF_CHILDREN = 4
+"""Nearest test files that run whole where no test enters the mutated function by itself."""
 SPARE = 1.3
 """Mutations drawn for each that is wanted, because a few cannot be applied."""
 
@@ -203,7 +205,10 @@ class Nearest:
         self.imported["frontrunner"] = {f"frontrunner.{module}" for module in lazily}
 
     def __call__(self, path: Path, count: int) -> list[Path]:
-        """Return the `count` nearest test files; of equally near ones, those that import least."""
+        """Return the `count` nearest test files; of equally near ones, those that import least.
+
+        Files of the trainer also get the test files with smoke tests.
+        """
         distances = {module_name(path): 0}
         queue = [module_name(path)]
         for module in queue:
@@ -218,7 +223,10 @@ class Nearest:
             if name in distances:
                 shared = len(words & set(test.stem.split("_")))
                 ranked.append((distances[name], -shared, len(self.imported[name]), test))
-        return [test for *_, test in sorted(ranked)[:count]]
+        tests = [test for *_, test in sorted(ranked)]
+        quick = [test for test in tests if test.parent.name != "system"][:count]
+        smoke = [test for test in tests if test.parent.name == "system"]
+        return quick + (smoke if path.is_relative_to(TRAINER) else [])
 
 
 class Runner:
@@ -277,19 +285,28 @@ class Runner:
         return answer  # type: ignore[no-any-return]
 
     def tests_of(self, mutation: Mutation, session: pytest.Session) -> list[pytest.Item]:
-        """Return the tests that enter the mutated function; the smoke tests of trainer files."""
+        """Return the tests that enter the mutated function; the smoke tests of trainer files.
+
+        Where no test enters it, child processes may: return the tests of the nearest files.
+        """
         name = f"{mutation.path.relative_to(PACKAGE)}:{mutation.function}"
-        chosen: list[pytest.Item] = []
+        entering: list[pytest.Item] = []
+        nearest: list[pytest.Item] = []
         smoke: list[pytest.Item] = []
-        for path in self.nearest(mutation.path, self.options.files):
+        for index, path in enumerate(self.nearest(mutation.path, self.options.files)):
             items = [item for item in session.items if item.path == path]
+            smoke += [item for item in items if item.get_closest_marker("smoke")]
             quick = [item for item in items if item.get_closest_marker("smoke") is None]
+            if not quick:
+                continue
             if path not in self.recorded:
                 self.recorded[path] = self.record(path, quick)
-            ids = set(self.recorded[path]["functions"].get(name, ()))
-            chosen += [item for item in quick if item.nodeid in ids]
-            smoke += [item for item in items if item.get_closest_marker("smoke") is not None]
-        return chosen + (smoke if mutation.path.is_relative_to(TRAINER) else [])
+            functions = self.recorded[path]["functions"]
+            entering += [item for item in quick if item.nodeid in functions.get(name, ())]
+            if index < FILES_OF_CHILDREN:
+                passing = set().union(*functions.values())
+                nearest += [item for item in quick if item.nodeid in passing]
+        return (entering or nearest) + (smoke if mutation.path.is_relative_to(TRAINER) else [])
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         with tempfile.TemporaryDirectory() as folder:
