@@ -280,8 +280,9 @@ class Runner:
             return {"key": key, "functions": functions}
 
         answer = in_fork(work, limit_s=TEST_LIMIT_S * 10) or {"key": "", "functions": {}}
-        RECORDS.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(answer))
+        if answer["functions"]:  # else the file could not be collected, or took too long
+            RECORDS.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(answer))
         return answer  # type: ignore[no-any-return]
 
     def tests_of(self, mutation: Mutation, session: pytest.Session) -> list[pytest.Item]:
