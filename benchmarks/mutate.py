@@ -13,9 +13,12 @@ test enters (kept in build/mutate). Of the nearest files, the tests that pass an
 function then run on the mutant, until one fails (`killed`), all passed (`survived`), or they took
 `--seconds` of processor time (`undecided`). A test that times out has failed.
 
-Child processes of a test import the mutant from a copy of the package. What only child processes
-execute is not recorded, though: of mutants of the trainer the smoke tests of the nearest files run
-too, and in other packages such code counts as not tested. Equivalent mutants count as survived.
+Child processes of a test import the mutant from a copy of the package. What they execute is not
+recorded. Where no test enters the mutated function, the tests of the 4 nearest files run whole. On
+mutants of the trainer the smoke tests run too. Equivalent mutants count as survived.
+
+A mutant is wrong code that runs: it cannot signal processes that were there before it, but child
+processes of its tests can, and files are not protected. Run it where nothing else is precious.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import errno
 import functools
 import gc
 import hashlib
@@ -35,12 +39,14 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+import psutil
 import pytest
 from mutate_drawing import Mutation, draw
 
@@ -51,6 +57,8 @@ RECORDS = ROOT / "build" / "mutate"
 QUICK = "(unit or contract or smoke) and not nightly"
 TEST_LIMIT_S = 120
 """Wall time of one test. The machine may be busy."""
+FILES_OF_CHILDREN = 4
+"""Nearest test files that run whole where no test enters the mutated function by itself."""
 SPARE = 1.3
 """Mutations drawn for each that is wanted, because a few cannot be applied."""
 
@@ -71,7 +79,7 @@ def apply(mutation: Mutation) -> bool:
     mutated = {(code.co_qualname, code.co_firstlineno): code for code in codes(compiled)}
     replaced = False
     for thing in gc.get_objects():
-        if isinstance(thing, functools._lru_cache_wrapper):
+        if type(thing) is functools._lru_cache_wrapper:  # isinstance would ask proxies
             if str(getattr(thing, "__module__", "")).startswith("frontrunner"):
                 thing.cache_clear()
         elif type(thing) is FunctionType and thing.__code__.co_filename == str(mutation.path):
@@ -85,6 +93,19 @@ def apply(mutation: Mutation) -> bool:
     return replaced
 
 
+def spare_others() -> None:
+    """Let this process signal no process that is there already: a mutant may err in the target."""
+    others = set(psutil.pids()) - {os.getpid()}
+    for function in (os.kill, os.killpg):
+
+        def guarded(target: int, number: int, function: Any = function) -> None:
+            if number and (target in others or target < 0):
+                raise PermissionError(errno.EPERM, "not a process of this mutant", str(target))
+            function(target, number)
+
+        setattr(os, function.__name__, guarded)
+
+
 def in_fork(work: Callable[[], Any], limit_s: float, *, too_long: Any = None) -> Any:
     """Return what `work` returns in a forked process; None where the process died."""
     with tempfile.TemporaryFile("w+") as answer:
@@ -92,27 +113,33 @@ def in_fork(work: Callable[[], Any], limit_s: float, *, too_long: Any = None) ->
         if child == 0:
             try:
                 os.setsid()
+                spare_others()
                 silent = os.open(os.devnull, os.O_RDWR)
                 for descriptor in (0, 1, 2):
                     os.dup2(silent, descriptor)
-                json.dump(work(), answer)
-                answer.flush()
+                json.dump({"value": work()}, answer)
+            except Exception:  # of this program: tests catch their own
+                answer.seek(0)
+                json.dump({"error": traceback.format_exc()}, answer)
             finally:
+                answer.flush()
                 os._exit(0)
-        value = None
+        outcome = {"value": None}
         deadline = time.monotonic() + limit_s
         while os.waitpid(child, os.WNOHANG) == (0, 0):
             if time.monotonic() > deadline:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-                value = too_long
+                outcome = {"value": too_long}
                 break
             time.sleep(0.02)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # processes that tests left behind
         answer.seek(0)
-        text = answer.read()
-        return json.loads(text) if text else value
+        outcome = json.loads(answer.read() or json.dumps(outcome))
+    if "error" in outcome:
+        raise RuntimeError(outcome["error"])
+    return outcome["value"]
 
 
 def processor_time() -> float:
@@ -178,7 +205,10 @@ class Nearest:
         self.imported["frontrunner"] = {f"frontrunner.{module}" for module in lazily}
 
     def __call__(self, path: Path, count: int) -> list[Path]:
-        """Return the `count` nearest test files; of equally near ones, those that import least."""
+        """Return the `count` nearest test files; of equally near ones, those that import least.
+
+        Files of the trainer also get the test files with smoke tests.
+        """
         distances = {module_name(path): 0}
         queue = [module_name(path)]
         for module in queue:
@@ -193,7 +223,10 @@ class Nearest:
             if name in distances:
                 shared = len(words & set(test.stem.split("_")))
                 ranked.append((distances[name], -shared, len(self.imported[name]), test))
-        return [test for *_, test in sorted(ranked)[:count]]
+        tests = [test for *_, test in sorted(ranked)]
+        quick = [test for test in tests if test.parent.name != "system"][:count]
+        smoke = [test for test in tests if test.parent.name == "system"]
+        return quick + (smoke if path.is_relative_to(TRAINER) else [])
 
 
 class Runner:
@@ -247,24 +280,34 @@ class Runner:
             return {"key": key, "functions": functions}
 
         answer = in_fork(work, limit_s=TEST_LIMIT_S * 10) or {"key": "", "functions": {}}
-        RECORDS.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(answer))
+        if answer["functions"]:  # else the file could not be collected, or took too long
+            RECORDS.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(answer))
         return answer  # type: ignore[no-any-return]
 
     def tests_of(self, mutation: Mutation, session: pytest.Session) -> list[pytest.Item]:
-        """Return the tests that enter the mutated function; the smoke tests of trainer files."""
+        """Return the tests that enter the mutated function; the smoke tests of trainer files.
+
+        Where no test enters it, child processes may: return the tests of the nearest files.
+        """
         name = f"{mutation.path.relative_to(PACKAGE)}:{mutation.function}"
-        chosen: list[pytest.Item] = []
+        entering: list[pytest.Item] = []
+        nearest: list[pytest.Item] = []
         smoke: list[pytest.Item] = []
-        for path in self.nearest(mutation.path, self.options.files):
+        for index, path in enumerate(self.nearest(mutation.path, self.options.files)):
             items = [item for item in session.items if item.path == path]
+            smoke += [item for item in items if item.get_closest_marker("smoke")]
             quick = [item for item in items if item.get_closest_marker("smoke") is None]
+            if not quick:
+                continue
             if path not in self.recorded:
                 self.recorded[path] = self.record(path, quick)
-            ids = set(self.recorded[path]["functions"].get(name, ()))
-            chosen += [item for item in quick if item.nodeid in ids]
-            smoke += [item for item in items if item.get_closest_marker("smoke") is not None]
-        return chosen + (smoke if mutation.path.is_relative_to(TRAINER) else [])
+            functions = self.recorded[path]["functions"]
+            entering += [item for item in quick if item.nodeid in functions.get(name, ())]
+            if index < FILES_OF_CHILDREN:
+                passing = set().union(*functions.values())
+                nearest += [item for item in quick if item.nodeid in passing]
+        return (entering or nearest) + (smoke if mutation.path.is_relative_to(TRAINER) else [])
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         with tempfile.TemporaryDirectory() as folder:
