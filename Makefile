@@ -17,13 +17,13 @@ test: .venv/.installed-dev
 
 # Batch systems, browsers and killed processes beside each other; then what watches the whole machine.
 system: .venv/.installed-dev
-	$(BIN)/pytest -n 4 --dist loadgroup -m "$(SYSTEM) and not alone"
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "$(SYSTEM) and not alone"
 	$(BIN)/pytest -m "$(SYSTEM) and alone" tests/system tests/faults
 
 # What is exhaustive, drawn at random, or too long for a gate: hours.
 nightly: .venv/.installed-dev
 	@echo "seed $(SEED)"
-	FRONTRUNNER_TEST_SEED=$(SEED) $(BIN)/pytest -n 2 --dist loadgroup -m nightly \
+	FRONTRUNNER_TEST_SEED=$(SEED) $(BIN)/pytest -n 2 --dist loadfile -m nightly \
 	  --hypothesis-profile=explore --hypothesis-seed=$(SEED)
 	FRONTRUNNER_TEST_EVERY_RECIPE=1 $(BIN)/pytest -n 2 --dist load -k test_each_two_choices_together \
 	  tests/system/test_numerics.py tests/system/test_numerics_deepspeed.py

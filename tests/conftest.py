@@ -43,24 +43,20 @@ settings.load_profile("same")
 TIERS = {"unit": "unit", "contract": "contract", "system": "system", "faults": "system"}
 """Marker of the tests in each folder. A test marked with a tier by itself keeps its own."""
 OWN_TIERS = {"smoke", "system", "nightly", "kept"}
-STARTED_FIRST = ("test_slurm.py", "test_ray.py", "test_tutorial.py")
-"""Their tests wait most of their time: started last, they would be all that still runs."""
-SPREAD = (
-    "test_numerics",
-    "test_levers",
-    "test_precision",
-    "test_dry_run",
-    "test_analytic_dry_run",
-    "test_driver_faults",
-    "test_store_keeping",
-    "test_store.py",
+STARTED_FIRST = (
+    "test_slurm.py",
+    "test_ray.py",
+    "test_numerics.py",
+    "test_levers.py",
+    "test_driver_faults.py",
+    "test_numerics_faults.py",
+    "test_dry_run.py",
 )
-"""Files whose tests share no server and no campaign: `make system` gives them to any worker. The
-tests of another file run in one worker, which sets up what they share once.
+"""The files that take longest: `make system` gives each to one worker, and a file that started last
+would be all that still runs.
 """
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         own = {mark.name for mark in item.iter_markers()}
@@ -68,9 +64,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("system")  # starting a server costs more than these see beyond SQLite
         elif not own & OWN_TIERS:
             item.add_marker(TIERS[item.path.relative_to(Path(__file__).parent).parts[0]])
-        if not item.path.name.startswith(SPREAD):
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
-    items.sort(key=lambda item: item.path.name not in STARTED_FIRST)
+    first = {name: place for place, name in enumerate(STARTED_FIRST)}
+    items.sort(key=lambda item: first.get(item.path.name, len(first)))
 
 
 @pytest.fixture(scope="session")
