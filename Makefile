@@ -7,6 +7,9 @@ SYSTEM := system and not ($(QUICK)) and not nightly
 # One seed a night for what is drawn at random: another one on each day, the same for each test.
 SEED ?= $(shell date +%Y%m%d)
 
+# Compiled modules are kept: a run of the tests starts hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: campaign test system nightly mutate kept pictures docs check links format audit hashes clean
 
 campaign: .venv/.installed

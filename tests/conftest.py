@@ -5,6 +5,8 @@ import os
 # Before torch or numpy is imported: several tests and their ranks share the processors. Settings
 # of the user's own frontrunner are not those of the tests.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Without it each of a thousand child processes would compile the product, and torch, anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 for _name in [name for name in os.environ if name.startswith("FRONTRUNNER_")]:
     if not _name.startswith("FRONTRUNNER_TEST_"):
         del os.environ[_name]
