@@ -39,7 +39,7 @@ pytestmark = [
 ASKED = {
     "backend": "parsl",
     "scheduler": "pbs",
-    "walltime": "00:10:00",
+    "walltime": "01:00:00",
     "network_interface": "lo",
     "driver_address": "127.0.0.1",
     "launcher_options": ["-launcher", "fork"],

@@ -53,7 +53,7 @@ TWO_NODES = {
 ASKED = {
     "backend": "parsl",
     "scheduler": "slurm",
-    "walltime": "00:10:00",
+    "walltime": "01:00:00",
     "network_interface": "lo",
     "driver_address": "127.0.0.1",
     "lifeline_s": 10,
