@@ -101,7 +101,7 @@ def test_a_campaign_loses_nothing_with_a_node_and_its_driver(
         space=SPACE,
         search={"parallel_probes": 2, "strategy": "exhaustive"},
         budget={"probes": PROBES},
-        probe={"measured_steps": 200},
+        probe={"measured_steps": 60},
         dispatch={"shared_files": False, "nodes_per_allocation": 2},
     )
     with started("launch", name, cwd=tmp_path) as process:
