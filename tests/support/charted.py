@@ -10,6 +10,7 @@ from typing import Any
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
+from frontrunner.results.writer import CampaignWriter
 from frontrunner.search.campaign_setup import problem_summary
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
@@ -52,6 +53,19 @@ def failed(kind: FailureKind = FailureKind.OUT_OF_MEMORY, **more: Any) -> Failur
     return Failure(**({"kind": kind, "message": "ended", "node_seconds": NODE_SECONDS} | more))
 
 
+def add_trial(
+    writer: CampaignWriter,
+    campaign: CampaignSpec,
+    recipe: Recipe,
+    outcomes: Sequence[Measurement | Failure],
+) -> None:
+    """Record a trial of the recipe with an attempt per outcome, the last one final."""
+    trial = writer.propose(recipe_id(campaign.problem, recipe), recipe)
+    for place, outcome in enumerate(outcomes, start=1):
+        attempt = writer.start_attempt(trial, run_folder="/runs/x")
+        writer.finish_attempt(attempt, outcome, retry=place < len(outcomes))
+
+
 def recorded(
     path: Path,
     campaign: CampaignSpec,
@@ -71,10 +85,7 @@ def recorded(
         writer = store.drive(store.acquire_lease(made.id, host="another-host.example", pid=1))
         writer.set_state(CampaignState.RUNNING, reason="")
         for recipe, row in outcomes:
-            trial = writer.propose(recipe_id(campaign.problem, recipe), recipe)
-            for place, outcome in enumerate(row, start=1):
-                attempt = writer.start_attempt(trial, run_folder="/runs/x")
-                writer.finish_attempt(attempt, outcome, retry=place < len(row))
+            add_trial(writer, campaign, recipe, row)
         writer.release(CampaignState.FINISHED, reason="the budget is used up")
         return collect(store, store.campaign(campaign.name), survey)
 

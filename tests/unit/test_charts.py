@@ -18,6 +18,9 @@ from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.fronts import checked_objectives, front
 from frontrunner.results.arrays import KINDS, Attempts
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.ranking import RankedRecipe, pareto
+from frontrunner.results.records import Campaign
+from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.views.charts import FIGURES
@@ -38,9 +41,17 @@ from frontrunner.views.charts.knobs import (
     shap,
     shap_effects,
 )
-from frontrunner.views.charts.marks import MOST_DRAWN, OUTCOMES, Chart, Collected, Missing, knobs
+from frontrunner.views.charts.marks import (
+    MOST_DRAWN,
+    OUTCOMES,
+    Chart,
+    Collected,
+    Missing,
+    collect,
+    knobs,
+)
 from frontrunner.views.charts.render import fitted
-from support.charted import GIB, failed, measured, recorded, spec
+from support.charted import GIB, add_trial, failed, measured, recorded, spec
 
 SPEC = spec()
 RECIPES = {
@@ -233,6 +244,25 @@ def test_recipes_without_a_known_peak_are_left_out_and_counted(tmp_path: Path) -
     none = recorded(tmp_path / "none.db", SPEC, [(RECIPES[1, 1, 1], [measured(500.0, 0.0)])])
     assert speed_memory(none) == Missing(reason="The peak memory of no measured recipe is known.")
     assert "peak memory" not in chart_of(predicted(none)).reading
+
+
+def test_charts_are_of_one_moment_while_outcomes_arrive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.db"
+    first = recorded(path, SPEC, [(RECIPES[1, 1, 1], [measured(100.0, 0.5)])])
+
+    def pareto_after_an_outcome(store: Store, campaign: Campaign) -> list[RankedRecipe]:
+        with open_store(str(path)) as other:
+            lease = other.acquire_lease(campaign.id, host="another-host.example", pid=1)
+            add_trial(other.drive(lease), SPEC, BEST, [measured(500.0, 0.25)])
+        return pareto(store, campaign)
+
+    monkeypatch.setattr("frontrunner.views.charts.marks.pareto", pareto_after_an_outcome)
+    with open_store(str(path)) as store:
+        found = collect(store, store.campaign(SPEC.name), first.survey)
+        assert len(rows_of(chart_of(speed_memory(found)).spec, "peak")) == 1
+        assert len(pareto(store, SPEC.name)) == 1, "the outcome that arrived is alone on the front"
 
 
 def test_front_of_three_objectives_is_what_nothing_dominates(collected: Collected) -> None:

@@ -345,39 +345,40 @@ def evenly(rows: Sequence[Row], most: int = MOST_DRAWN) -> Sequence[Row]:
 def collect(
     store: Store, campaign: Campaign, survey: Survey, around: Recipe | None = None
 ) -> Collected:
-    """Read what the charts need; `survey` is the one of the campaign's space and problem, `around`
-    a sweep's center.
+    """Read what the charts need, all of it as it was at one moment; `survey` is the one of the
+    campaign's space and problem, `around` a sweep's center.
     """
-    attempts, front, now = (
-        attempts_of(store, campaign),
-        pareto(store, campaign),
-        status(store, campaign),
-    )
-    trials = attempts.trials
-    ranked = trials.ordered(trials.ranks > 0, RANK)
-    ids = trials.recipe_ids[ranked].tolist()
-    even = set(evenly(ids))
-    drawn = {*ids[:MOST_LINES], *even, *(row.recipe_id for row in front)}
-    return Collected(
-        campaign=campaign,
-        survey=survey,
-        attempts=attempts,
-        ranking=ranked_at(
-            store,
-            campaign,
-            {name: place for place, name in enumerate(ids, start=1) if name in drawn},
-        ),
-        ranked=len(ids),
-        with_peak=int(np.isfinite(trials.figures["peak_memory_bytes_max_rank"][ranked]).sum()),
-        even=even,
-        front=front,
-        failed=failures(store, campaign, limit=MOST_FAILURES),
-        outlook=now.outlook,
-        nodes_aside=now.nodes_aside,
-        reused=len(trials_noted(store, campaign.id, REUSED)),
-        limits=budget_used(store, campaign),
-        around=around,
-    )
+    with store.database.reading():
+        attempts, front, now = (
+            attempts_of(store, campaign),
+            pareto(store, campaign),
+            status(store, campaign),
+        )
+        trials = attempts.trials
+        ranked = trials.ordered(trials.ranks > 0, RANK)
+        ids = trials.recipe_ids[ranked].tolist()
+        even = set(evenly(ids))
+        drawn = {*ids[:MOST_LINES], *even, *(row.recipe_id for row in front)}
+        return Collected(
+            campaign=campaign,
+            survey=survey,
+            attempts=attempts,
+            ranking=ranked_at(
+                store,
+                campaign,
+                {name: place for place, name in enumerate(ids, start=1) if name in drawn},
+            ),
+            ranked=len(ids),
+            with_peak=int(np.isfinite(trials.figures["peak_memory_bytes_max_rank"][ranked]).sum()),
+            even=even,
+            front=front,
+            failed=failures(store, campaign, limit=MOST_FAILURES),
+            outlook=now.outlook,
+            nodes_aside=now.nodes_aside,
+            reused=len(trials_noted(store, campaign.id, REUSED)),
+            limits=budget_used(store, campaign),
+            around=around,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
