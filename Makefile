@@ -10,7 +10,7 @@ SEED ?= $(shell date +%Y%m%d)
 # Compiled modules are kept: a run of the tests starts hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: campaign test system nightly mutate kept pictures docs check links format audit hashes clean
+.PHONY: campaign test system nightly mutate kept pictures docs check check-lines check-kept check-types format audit hashes clean
 
 campaign: .venv/.installed
 	$(BIN)/frontrunner launch $(CAMPAIGN)
@@ -20,7 +20,7 @@ test: .venv/.installed-dev
 
 # Batch systems, browsers and killed processes beside each other; then what watches the whole machine.
 system: .venv/.installed-dev
-	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "$(SYSTEM) and not alone"
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "$(SYSTEM) and not alone"
 	$(BIN)/pytest -m "$(SYSTEM) and alone" tests/system tests/faults
 
 # What is exhaustive, drawn at random, or too long for a gate: hours.
@@ -51,11 +51,17 @@ pictures: .venv/.installed-dev
 docs: .venv/.installed-dev
 	$(BIN)/zensical build --clean --strict
 
-check: .venv/.installed-dev
+check: check-lines check-kept check-types
+
+check-lines: .venv/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+
+check-kept: .venv/.installed-dev
 	$(BIN)/pytest -q -m kept tests/unit/test_kept_files.py tests/system/test_notebook.py
+
+check-types: .venv/.installed-dev
 	$(BIN)/mypy src/frontrunner
 
 # Known weaknesses of the pinned packages, as far as this machine's index tells any.

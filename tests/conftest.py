@@ -46,13 +46,16 @@ TIERS = {"unit": "unit", "contract": "contract", "system": "system", "faults": "
 """Marker of the tests in each folder. A test marked with a tier by itself keeps its own."""
 OWN_TIERS = {"smoke", "system", "nightly", "kept"}
 STARTED_FIRST = (
-    "test_slurm.py",
-    "test_ray.py",
     "test_numerics.py",
-    "test_levers.py",
+    "test_replay.py",
+    "test_every_page.py",
+    "test_pages.py",
     "test_driver_faults.py",
-    "test_numerics_faults.py",
     "test_dry_run.py",
+    "test_levers.py",
+    "test_numerics_deepspeed.py",
+    "test_service.py",
+    "test_slurm.py",
 )
 """The files that take longest: `make system` gives each to one worker, and a file that started last
 would be all that still runs.

@@ -113,7 +113,7 @@ def test_another_seed_gives_other_proposals(name, landscape, machine):
     assert one != other
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 def test_proposals_do_not_hang_on_the_order_of_hashes():
     program = Path(__file__).parent / "proposals.py"
     answers = []

@@ -8,10 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from frontrunner.evaluators.probe.processes import DRIVER_TAG
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import Trial
 from frontrunner.results.store import open_store
@@ -21,7 +19,6 @@ from support.campaigns import (
     environment,
     frontrunner,
     is_alive,
-    marked,
     processes_of,
     ranks_of,
     started,
@@ -70,7 +67,6 @@ def events(folder: Path) -> list[str]:
         return [event.kind for event in store.events(store.campaign("tiny").id)]
 
 
-@pytest.mark.system
 def test_a_driver_killed_in_a_probe_leaves_no_process_and_is_resumed(tmp_path: Path) -> None:
     write_campaign(tmp_path, probe=LONG)
     with started("launch", "tiny.toml", cwd=tmp_path) as driver:
@@ -93,7 +89,7 @@ def test_a_driver_killed_in_a_probe_leaves_no_process_and_is_resumed(tmp_path: P
     )
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 def test_the_order_of_recipes_is_that_of_a_campaign_that_was_never_killed(tmp_path: Path) -> None:
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
@@ -132,7 +128,7 @@ def test_a_result_that_was_finished_but_not_stored_is_harvested(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.system)]
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
 )
 def test_one_signal_lets_the_probe_finish_and_says_how_to_go_on(
     tmp_path: Path, number: signal.Signals
@@ -153,7 +149,7 @@ def test_one_signal_lets_the_probe_finish_and_says_how_to_go_on(
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.system)]
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM]
 )
 def test_two_signals_end_the_probe_at_once(tmp_path: Path, number: signal.Signals) -> None:
     write_campaign(tmp_path, probe={"measured_steps": 1_000_000, "deadline_s": 600})
@@ -209,8 +205,3 @@ def test_a_reader_that_leaves_does_not_end_the_campaign(tmp_path: Path) -> None:
     assert b"3 recipes" in done.stdout
     assert b"Simulated: " in done.stdout
     check_complete(tmp_path)
-
-
-def test_no_process_of_these_tests_is_left() -> None:
-    mine = {str(child.pid) for child in psutil.Process().children()}
-    assert not [p for pid in mine for p in marked(DRIVER_TAG, pid)]

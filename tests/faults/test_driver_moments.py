@@ -70,7 +70,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return final_recipes(folder)
 
 
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.system)])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))]
+)
 def test_killed_again_and_again_it_ends_as_if_nothing_had_been(
     seed: int, tmp_path: Path, undisturbed: set[str]
 ) -> None:

@@ -122,6 +122,7 @@ def test_of_two_drivers_that_race_one_gets_the_lease(url: str) -> None:
     assert len(set(winners)) == 2, "it was a race"
 
 
+@pytest.mark.nightly
 def test_two_processes_that_create_one_store_at_once_share_it(tmp_path: Path) -> None:
     with two_of(CREATOR) as racers:
         for number in range(ROUNDS):

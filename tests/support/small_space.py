@@ -91,6 +91,11 @@ def expert_factors(recipe: Recipe) -> Row:
     return factors(recipe) | {name: getattr(recipe, name) for name in degrees}
 
 
+def tries_every() -> bool:
+    """Whether all legal recipes are wanted instead of some that cover each pair: see `EVERY`."""
+    return bool(os.environ.get(EVERY))
+
+
 def covering_recipes(
     space: Space, *, run_anyway: Iterable[Recipe] = ()
 ) -> dict[str, dict[str, Any]]:
@@ -100,7 +105,7 @@ def covering_recipes(
     All of them where the environment says so: see `EVERY`.
     """
     recipes = legal_recipes(space)
-    if os.environ.get(EVERY):
+    if tries_every():
         return recipes
     rows = [factors(small_recipe(**recipe)) for recipe in recipes.values()]
     chosen = set(covering(rows, covered=[factors(recipe) for recipe in run_anyway]))
@@ -131,18 +136,6 @@ def covering_experts(
         for position, (name, recipe) in enumerate(recipes.items())
         if position in chosen
     }
-
-
-def most_covering(
-    space: Space, count: int, *, run_anyway: Iterable[Recipe]
-) -> dict[str, dict[str, Any]]:
-    """The first `count` of the legal recipes, in the order in which each adds the most pairs to
-    those run anyway.
-    """
-    recipes = list(legal_recipes(space).items())
-    rows = [factors(small_recipe(**recipe)) for _, recipe in recipes]
-    places = covering(rows, covered=[factors(recipe) for recipe in run_anyway])
-    return dict(recipes[place] for place in places[:count])
 
 
 def pairs_left_out(space: Space, run: Iterable[Recipe]) -> set[Any]:

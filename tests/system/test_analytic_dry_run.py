@@ -24,23 +24,23 @@ LEAST, MOST = -0.06, 0.09
 
 CHOICES = {
     "zero-3, full": {"sharding": "zero-3", "recompute": "full"},
+    "one micro-batch, whose gradients come when activations go": {
+        "sharding": "zero-1",
+        "tensor_parallel": 1,
+    },
+}
+MORE_CHOICES = {
     "context and sequence parallel, selective": {
         "sharding": "zero-2",
         "context_parallel": 2,
         "sequence_parallel": True,
         "recompute": "selective",
     },
-    "one micro-batch, whose gradients come when activations go": {
-        "sharding": "zero-1",
-        "tensor_parallel": 1,
-    },
     "a pipeline that is full before its first gradients": {
         "sharding": "zero-1",
         "tensor_parallel": 1,
         "pipeline_parallel": 4,
     },
-}
-MORE_CHOICES = {
     "plain replicas": {"sharding": "none"},
     "zero-1, sequence parallel": {"sharding": "zero-1", "sequence_parallel": True},
     "zero-2, selective": {"sharding": "zero-2", "recompute": "selective"},
@@ -65,7 +65,6 @@ def campaign(folder: Path, **model: object) -> Path:
     return write_toml(folder / "campaign.toml", table)
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(
     "choices",
     [
@@ -90,7 +89,7 @@ def test_peak_memory_is_the_dry_runs(choices: dict[str, object], tmp_path: Path)
     )
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 def test_what_shapes_add_to_activations_is_what_dry_runs_find(tmp_path: Path) -> None:
     """Norms after parts and of heads, one input of two norms, capped logits, a clamped gate."""
     plain = {"norm": "rmsnorm", "activation": "swiglu", "positions": "rotary"}
@@ -114,7 +113,7 @@ def test_what_shapes_add_to_activations_is_what_dry_runs_find(tmp_path: Path) ->
     assert apart[1] - apart[0] == pytest.approx(found[1] - found[0], rel=0.1)
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 def test_an_rms_norm_is_traced_as_one_kernel_which_keeps_as_much_as_a_layer_norm(
     tmp_path: Path,
 ) -> None:
@@ -128,7 +127,6 @@ def test_an_rms_norm_is_traced_as_one_kernel_which_keeps_as_much_as_a_layer_norm
     assert rms == pytest.approx(layer, rel=0.01)
 
 
-@pytest.mark.system
 def test_a_wide_head_takes_memory_while_its_gradient_is_reduced(tmp_path: Path) -> None:
     """A table of several layers' parameters is gathered whole, and its gradient is there in 16 bits
     and in fp32.
@@ -162,12 +160,15 @@ DEEPSEEK: dict[str, Any] = {
 SHARED = {"data_parallel": 4, "micro_batch_seqs": 2, "expert_parallel": 2}
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(
     "choices",
     [
         pytest.param({"micro_batch_seqs": 4}, id="one rank", marks=pytest.mark.nightly),
-        pytest.param({"micro_batch_seqs": 4, "recompute": "selective"}, id="selective"),
+        pytest.param(
+            {"micro_batch_seqs": 4, "recompute": "selective"},
+            id="selective",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             {"micro_batch_seqs": 4, "recompute": "full"}, id="full", marks=pytest.mark.nightly
         ),
@@ -180,10 +181,14 @@ SHARED = {"data_parallel": 4, "micro_batch_seqs": 2, "expert_parallel": 2}
         pytest.param(
             SHARED | {"sharding": (1, 1, 4)}, id="shared experts, zero-1", marks=pytest.mark.nightly
         ),
-        pytest.param(SHARED | {"sharding": (4, 4, 4)}, id="shared experts, zero-3"),
+        pytest.param(
+            SHARED | {"sharding": (4, 4, 4)}, id="shared experts, zero-3", marks=pytest.mark.nightly
+        ),
         pytest.param(DEEPSEEK | {"micro_batch_seqs": 4}, id="deepseek"),
         pytest.param(
-            DEEPSEEK | {"micro_batch_seqs": 4, "recompute": "selective"}, id="deepseek, selective"
+            DEEPSEEK | {"micro_batch_seqs": 4, "recompute": "selective"},
+            id="deepseek, selective",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             DEEPSEEK | SHARED | {"sharding": (4, 4, 4)},
@@ -199,6 +204,7 @@ SHARED = {"data_parallel": 4, "micro_batch_seqs": 2, "expert_parallel": 2}
                 "expert_parallel": 2,
             },
             id="deepseek, tensor parallel",
+            marks=pytest.mark.nightly,
         ),
     ],
 )

@@ -71,6 +71,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return benchmark(folder / "measured.json", "--minutes", "5", path=folder)
 
 
+@pytest.mark.nightly
 def test_every_cell_is_measured_on_both_sides(document: dict[str, Any]) -> None:
     assert [row["status"] for row in document["cells"]] == ["measured"] * len(document["cells"])
     for row in document["cells"]:
@@ -88,6 +89,7 @@ def test_every_cell_is_measured_on_both_sides(document: dict[str, Any]) -> None:
         assert titan is None or "not installed" in titan["error"]
 
 
+@pytest.mark.nightly
 def test_dry_run_and_plan_stand_beside_each_cell(document: dict[str, Any]) -> None:
     for row in document["cells"]:
         assert (
@@ -104,6 +106,7 @@ def test_dry_run_and_plan_stand_beside_each_cell(document: dict[str, Any]) -> No
         assert row["plan"]["step_time_s_over_measured"] == over
 
 
+@pytest.mark.nightly
 def test_document_says_what_was_not_there(document: dict[str, Any]) -> None:
     assert document["device"]["type"] == "cpu"
     assert "measured here" in document["device"]["cluster"]["source"]
@@ -111,6 +114,7 @@ def test_document_says_what_was_not_there(document: dict[str, Any]) -> None:
     assert document["bars"] == []
 
 
+@pytest.mark.nightly
 def test_campaign_of_the_project_is_ranked(tmp_path: Path) -> None:
     found = benchmark(tmp_path / "measured.json", "--minutes", "4", "--only", "no such cell")
     assert found["cells"] == []
@@ -120,6 +124,7 @@ def test_campaign_of_the_project_is_ranked(tmp_path: Path) -> None:
     assert rates == sorted(rates, reverse=True)
 
 
+@pytest.mark.nightly
 def test_lost_process_is_a_row_and_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     import accelerator
 

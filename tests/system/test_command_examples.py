@@ -20,7 +20,11 @@ NEEDS = {
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", NEEDS)
+@pytest.mark.parametrize(
+    "name",
+    ["command-accelerate"]
+    + [pytest.param(name, marks=pytest.mark.nightly) for name in NEEDS if "accelerate" not in name],
+)
 def test_an_example_measures_another_trainer_s_recipes(tmp_path: Path, name: str) -> None:
     pytest.importorskip(NEEDS[name])
     text = (EXAMPLES / f"{name}.toml").read_text()

@@ -45,6 +45,7 @@ def started(cluster: SlurmCluster, folder: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_a_step_of_two_nodes_adds_up(cluster: SlurmCluster, tmp_path: Path) -> None:
     output, errors = started(cluster, tmp_path).communicate(timeout=600)
     checks = {check["name"]: check for check in json.loads(output)["checks"]}
@@ -54,6 +55,7 @@ def test_a_step_of_two_nodes_adds_up(cluster: SlurmCluster, tmp_path: Path) -> N
     assert checks["all-reduce"]["found"] == "2 ranks, cpu: all arrived, all sums are right"
 
 
+@pytest.mark.nightly
 def test_a_rank_of_a_step_that_is_killed_is_named_by_the_other_node(
     cluster: SlurmCluster, tmp_path: Path
 ) -> None:

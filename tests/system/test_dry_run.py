@@ -58,19 +58,20 @@ def peaks(job: Job) -> list[int]:
 
 
 SAME_AS_REAL = {
-    "zero-3, bf16, recompute full": {
-        "data_parallel": 2,
-        "sharding": (2, 2, 2),
-        "precision": "bf16",
-        "recompute": "full",
-    },
     "experts, shared": {
         "data_parallel": 2,
         "expert_parallel": 2,
         "model": EXPERTS | {"routing": "uniform"},
     },
     "one rank, in pieces": {"loss_chunks": 4, "feed_forward_tiles": 4},
-    "context ranks": {"context_parallel": 2},
+}
+MORE_SAME_AS_REAL = {
+    "zero-3, bf16, recompute full": {
+        "data_parallel": 2,
+        "sharding": (2, 2, 2),
+        "precision": "bf16",
+        "recompute": "full",
+    },
     "deepseek, zero-3, full": {
         "data_parallel": 2,
         "expert_parallel": 2,
@@ -78,8 +79,7 @@ SAME_AS_REAL = {
         "recompute": "full",
         "model": DEEPSEEK | {"routing": "uniform"},
     },
-}
-MORE_SAME_AS_REAL = {
+    "context ranks": {"context_parallel": 2},
     "one rank": {},
     "one rank, bf16": {"precision": "bf16"},
     "one rank, selective": {"recompute": "selective"},
@@ -127,14 +127,14 @@ GPT2 = {
 }
 
 
-@pytest.mark.parametrize("attention", ["flash", "math"])
+@pytest.mark.parametrize("attention", ["flash", pytest.param("math", marks=nightly)])
 @pytest.mark.parametrize(
     "shape",
     [
         pytest.param({"kv_heads": 2, "head_width": 24}, id="grouped heads of their own width"),
         pytest.param(GPT2, id="tied, biases"),
         pytest.param({"experts": 4, "experts_per_token": 2}, id="experts"),
-        pytest.param(DEEPSEEK, id="deepseek"),
+        pytest.param(DEEPSEEK, id="deepseek", marks=nightly),
         pytest.param(
             {"post_norms": True, "parallel_residual": True}, id="norms after, parallel residual"
         ),
@@ -257,6 +257,7 @@ def test_the_command_reports_the_worst_rank_first(campaign: Path) -> None:
     assert first["model_flops_per_step"] == first["model_flops_by_formula"]
 
 
+@nightly
 def test_context_ranks_of_a_pipeline_share_each_sequence(campaign: Path) -> None:
     choices = {"recompute": "none", "tensor_parallel": 1, "context_parallel": 2}
     report = dryrun(choices, campaign=campaign / "tiny.toml")

@@ -75,7 +75,7 @@ def outcomes(folder: Path) -> list[Any]:
 
 
 def test_a_deleted_job_is_followed_by_another(tmp_path: Path, pbs: Path) -> None:
-    name = campaign(tmp_path, measured_steps=200, deadline_s=120)
+    name = campaign(tmp_path, measured_steps=60)
     first = tmp_path / "frontrunner-runs" / "tiny" / "00001.1"
     with started("launch", name, cwd=tmp_path) as process:
         wait_for(lambda: steps_written(first) > 3)
@@ -107,6 +107,7 @@ def test_a_job_that_waits_too_long_pauses_the_campaign(tmp_path: Path, pbs: Path
     assert (pbs / "1.exit").exists(), "it is not left in the queue"
 
 
+@pytest.mark.nightly
 def test_a_replay_stops_on_a_signal_and_goes_on_after_a_deleted_job(
     tmp_path: Path, pbs: Path
 ) -> None:
@@ -115,9 +116,9 @@ def test_a_replay_stops_on_a_signal_and_goes_on_after_a_deleted_job(
     )
     assert launched.returncode == 0, launched.stderr
     recipe, folder = json.loads(launched.stdout)["best"][0]["recipe_id"], tmp_path / "r"
-    arguments = ("replay", recipe, "--steps", "2000", "--checkpoint-every", "100", "--folder", "r")
+    arguments = ("replay", recipe, "--steps", "500", "--checkpoint-every", "50", "--folder", "r")
     with started(*arguments, cwd=tmp_path) as process:
-        wait_for(lambda: steps_written(folder) > 150)
+        wait_for(lambda: steps_written(folder) > 60)
         subprocess.run(["qdel", "2.fake"], check=True)
         wait_for((folder / "starts" / "0002").exists)
         before = steps_written(folder)
@@ -135,4 +136,4 @@ def test_a_replay_stops_on_a_signal_and_goes_on_after_a_deleted_job(
         )[0]
     )
     assert f"resumed  step {stopped}" in done.stderr
-    assert [int(row["step"]) for row in metrics(folder)] == list(range(1, 2001))
+    assert [int(row["step"]) for row in metrics(folder)] == list(range(1, 501))

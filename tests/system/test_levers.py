@@ -135,7 +135,6 @@ HOST_AND_EACH = {
     "host-activations-dp4-levels": ON_HOST | LEVELS,
     "host-activations-dp2-zero3-full-pieces": ON_HOST | ZERO_3 | PIECES | {"recompute": "full"},
     "host-activations-pp2-zbv": ON_HOST | _looped("zbv"),
-    "host-activations-tp2-sp-zero3": ON_HOST | ZERO_3 | SEQUENCE_PARALLEL,
     "offload": OFFLOADED,
     "offload-dp2-zero3": OFFLOADED | ZERO_3,
     "each-pp2-1f1b-dp2": EACH | REPLICAS | ONE_F_ONE_B,
@@ -143,6 +142,7 @@ HOST_AND_EACH = {
     "each-dp4-hybrid": EACH | HYBRID,
 }
 MORE_HOST_AND_EACH = {
+    "host-activations-tp2-sp-zero3": ON_HOST | ZERO_3 | SEQUENCE_PARALLEL,
     "host-activations-pp2-1f1b-selective": ON_HOST | ONE_F_ONE_B | {"recompute": "selective"},
     "offload-dp4-hybrid": OFFLOADED | HYBRID,
     "offload-pp2-dp2-zero3": OFFLOADED | ZERO_3 | ONE_F_ONE_B,
@@ -186,44 +186,39 @@ FULL_PIECES = {"recompute": "full", "micro_batch_seqs": 1} | PIECES
 # A block that was compiled before is not compiled again: those of the cases of full pieces are
 # alike.
 COMPILED = {
-    "one-rank-full-pieces": FULL_PIECES,
     "dp4-levels-full-pieces": LEVELS | FULL_PIECES,
-    "dp2-ddp": {"data_parallel": 2, "replication": "ddp"},
-    "tp2-sp-pp2-interleaved-pieces": SEQUENCE_PARALLEL | _looped("interleaved-1f1b") | PIECES,
-    "tp2-sp-cp2": SEQUENCE_PARALLEL | CONTEXT,
-    "tp2-sp-selective": SEQUENCE_PARALLEL | {"recompute": "selective"},
 }
 MORE_COMPILED = {
+    "one-rank-full-pieces": FULL_PIECES,
+    "dp2-ddp": {"data_parallel": 2, "replication": "ddp"},
+    "tp2-sp-cp2": SEQUENCE_PARALLEL | CONTEXT,
+    "tp2-sp-selective": SEQUENCE_PARALLEL | {"recompute": "selective"},
+    "tp2-sp-pp2-interleaved-pieces": SEQUENCE_PARALLEL | _looped("interleaved-1f1b") | PIECES,
     "dp2-zero3-full-pieces": ZERO_3 | FULL_PIECES,
     "dp2-zero3-selective": ZERO_3 | {"recompute": "selective"},
 }
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("recipe", _rows(COMPILED, MORE_COMPILED))
 def test_compiled_blocks_train_as_one_process(recipe: dict[str, Any], tmp_path: Path) -> None:
     job = _training(tmp_path, recipe | {"compile": True}, model={"kv_heads": 2})
     assert_trains_as_one_process(replace(job, collective_timeout_s=500.0))
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(
     "recipe",
-    [
-        pytest.param(
-            ZERO_3 | {"expert_parallel": 2, "feed_forward_tiles": 2}, id="dp2-zero3-ep2-tiles"
-        ),
-        pytest.param(SEQUENCE_PARALLEL | {"expert_tensor_parallel": 2}, id="tp2-sp-etp2"),
-    ],
+    _rows(
+        {"dp2-zero3-ep2-tiles": ZERO_3 | {"expert_parallel": 2, "feed_forward_tiles": 2}},
+        {"tp2-sp-etp2": SEQUENCE_PARALLEL | {"expert_tensor_parallel": 2}},
+    ),
 )
 def test_layers_with_experts_are_compiled_in_part(recipe: dict[str, Any], tmp_path: Path) -> None:
     job = _training(tmp_path, recipe | {"compile": True}, model=EXPERTS)
     assert_trains_as_one_process(replace(job, collective_timeout_s=500.0))
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(
-    "recipe", _rows({"dp2-ddp": COMPILED["dp2-ddp"]}, COMPILED | MORE_COMPILED)
+    "recipe", _rows({"dp2-ddp": MORE_COMPILED["dp2-ddp"]}, COMPILED | MORE_COMPILED)
 )
 def test_blocks_compile_before_the_measurement(recipe: dict[str, Any], tmp_path: Path) -> None:
     model = small_model(kv_heads=2)
@@ -242,7 +237,6 @@ def test_blocks_compile_before_the_measurement(recipe: dict[str, Any], tmp_path:
     assert len(result["step_times_s"]) == 4
 
 
-@pytest.mark.system
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 def test_a_compiled_layer_keeps_what_selective_recompute_says() -> None:
     """The input and the outputs of products and attention, but for the last product's, which no
@@ -270,9 +264,8 @@ def test_a_compiled_layer_keeps_what_selective_recompute_says() -> None:
     assert y.requires_grad
 
 
-@pytest.mark.system
 def test_a_step_that_compiles_is_not_measured(tmp_path: Path) -> None:
-    recipe = small_recipe(**COMPILED["one-rank-full-pieces"], compile=True)
+    recipe = small_recipe(**FULL_PIECES, compile=True)
     job = small_job(
         tmp_path / "run", recipe=recipe, model=small_model(kv_heads=2), collective_timeout_s=500.0
     )

@@ -26,6 +26,7 @@ from support.small_space import (
     covering_recipes,
     expert_pairs_left_out,
     pairs_left_out,
+    tries_every,
 )
 from support.trainer_runs import (
     BALANCED,
@@ -123,8 +124,6 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
         | _order("dp-tp-pp")
         | {"recompute": "selective"}
     ),
-}
-MORE_WITH_EXPERTS: dict[str, dict[str, Any]] = {
     "dp2-zero3-selective": _data(2, ZERO_3) | {"recompute": "selective"},
     "ep2-dp4": _data(4, REPLICATED) | _experts(2),
     "ep4-dp4-full": _data(4, REPLICATED) | _experts(4) | {"recompute": "full"},
@@ -181,8 +180,6 @@ OF_DEEPSEEK: dict[str, dict[str, Any]] = {
     "ep4-tp2-sp-dp2-zero3": _tensor(2, sequence=True) | _data(2, ZERO_3) | _experts(4),
     "ep2-pp4-1f1b-dp2-zero3": _pipeline(4, "1f1b") | _data(2, ZERO_3) | _experts(2),
     "pp2-zbv-full": _pipeline(2, "zbv", virtual=2) | {"recompute": "full"},
-}
-MORE_OF_DEEPSEEK: dict[str, dict[str, Any]] = {
     "dp2-zero3-full": _data(2, ZERO_3) | {"recompute": "full"},
     "dp2-zero3-selective": _data(2, ZERO_3) | {"recompute": "selective"},
     "dp4-hybrid": _data(4, (2, 2, 2)),
@@ -198,46 +195,17 @@ BALANCED_BY_A_LOSS: dict[str, dict[str, Any]] = {
         _pipeline(2, "interleaved-1f1b", virtual=2) | _data(2, ZERO_2) | _experts(2)
     ),
     "pp2-zbv-full": _pipeline(2, "zbv", virtual=2) | {"recompute": "full"},
-}
-MORE_BALANCED_BY_A_LOSS: dict[str, dict[str, Any]] = {
     "accumulation-4": {"micro_batch_seqs": 2},
     "ep2-tp2-sp-dp2-zero1": _tensor(2, sequence=True) | _data(2, ZERO_1) | _experts(2),
     "ep4-cp4-selective": _context(4) | _experts(4) | {"recompute": "selective"},
 }
 
 CASES = [
-    Case(
-        name="tp4-replicates-2-kv-heads",
-        recipe=_tensor(4),
-        model={"kv_heads": 2},
-        clip_norm=CLIP_NORM,
-    ),
-    Case(
-        name="tp2-learned-tied",
-        recipe=_tensor(2, sequence=True),
-        model=GPT2 | {"tied_embeddings": True},
-    ),
-    Case(name="tp4-learned", recipe=_tensor(4), model=GPT2),
     Case(name="tp4-sp-qwen-replicates-2-kv-heads", recipe=_tensor(4, sequence=True), model=QWEN),
     Case(
         name="tp2-sp-pp2-zbv-learned",
         recipe=_tensor(2, sequence=True) | _pipeline(2, "zbv", virtual=2) | {"recompute": "full"},
         model=GPT2,
-    ),
-    Case(
-        name="tp2-dp2-zero3-qwen",
-        recipe=_tensor(2) | _data(2, ZERO_3) | {"recompute": "selective"},
-        model=QWEN,
-    ),
-    Case(
-        name="tp2-sp-cp2-levels-qwen",
-        recipe=_context(2, tensor=2, sequence=True) | _data(2, (1, 2, 4)),
-        model=QWEN,
-    ),
-    Case(
-        name="dp2-zero3-learned-tied",
-        recipe=_data(2, ZERO_3),
-        model=GPT2 | {"tied_embeddings": True},
     ),
     Case(
         name="dp4-levels-244-learned-tied",
@@ -250,13 +218,6 @@ CASES = [
         name="dp8-levels-248-uneven",
         recipe=_data(8, (2, 4, 8)),
         model=GPT2 | {"hidden": 60, "ffn_hidden": 100, "vocabulary": 386},
-        clip_norm=CLIP_NORM,
-    ),
-    Case(name="pp2-1f1b-learned", recipe=_pipeline(2, "1f1b"), model=GPT2),
-    Case(
-        name="pp4-1f1b-uneven",
-        recipe=_pipeline(4, "1f1b"),
-        model={"layers": 6},
         clip_norm=CLIP_NORM,
     ),
     Case(
@@ -276,6 +237,63 @@ CASES = [
         model={"layers": 8},
     ),
     Case(
+        name="tp2-sp-dp4-levels-224-replicates-1-kv-head",
+        recipe=_tensor(2, sequence=True) | _data(4, (2, 2, 4)),
+        model={"kv_heads": 1},
+        clip_norm=CLIP_NORM,
+    ),
+    Case(
+        name="latent-attention-tp2-sp-cp2-math",
+        recipe=_context(2, tensor=2, sequence=True),
+        model=LATENT_MATH,
+    ),
+    Case(
+        name="experts-ep2-gelu-one-each",
+        recipe=_data(2, ZERO_2) | _experts(2),
+        model=GPT2 | EXPERTS | ONE_EACH,
+    ),
+    Case(
+        name="tp4-sp-cp2-replicates-and-sends-2-kv-heads",
+        recipe=_context(2, tensor=4, sequence=True),
+        model={"heads": 8, "kv_heads": 2},
+    ),
+]
+MORE_CASES = [
+    Case(
+        name="tp4-replicates-2-kv-heads",
+        recipe=_tensor(4),
+        model={"kv_heads": 2},
+        clip_norm=CLIP_NORM,
+    ),
+    Case(
+        name="tp2-learned-tied",
+        recipe=_tensor(2, sequence=True),
+        model=GPT2 | {"tied_embeddings": True},
+    ),
+    Case(name="tp4-learned", recipe=_tensor(4), model=GPT2),
+    Case(
+        name="tp2-dp2-zero3-qwen",
+        recipe=_tensor(2) | _data(2, ZERO_3) | {"recompute": "selective"},
+        model=QWEN,
+    ),
+    Case(
+        name="tp2-sp-cp2-levels-qwen",
+        recipe=_context(2, tensor=2, sequence=True) | _data(2, (1, 2, 4)),
+        model=QWEN,
+    ),
+    Case(
+        name="dp2-zero3-learned-tied",
+        recipe=_data(2, ZERO_3),
+        model=GPT2 | {"tied_embeddings": True},
+    ),
+    Case(name="pp2-1f1b-learned", recipe=_pipeline(2, "1f1b"), model=GPT2),
+    Case(
+        name="pp4-1f1b-uneven",
+        recipe=_pipeline(4, "1f1b"),
+        model={"layers": 6},
+        clip_norm=CLIP_NORM,
+    ),
+    Case(
         name="tp2-sp-dp2-zero3-replicates-1-kv-head",
         recipe=_tensor(2, sequence=True) | _data(2, ZERO_3),
         model={"kv_heads": 1},
@@ -285,12 +303,6 @@ CASES = [
         name="math-attention-grouped-heads",
         recipe=_tensor(2),
         model={"attention": "math", "kv_heads": 2},
-    ),
-    Case(
-        name="tp2-sp-dp4-levels-224-replicates-1-kv-head",
-        recipe=_tensor(2, sequence=True) | _data(4, (2, 2, 4)),
-        model={"kv_heads": 1},
-        clip_norm=CLIP_NORM,
     ),
     *(
         Case(name=f"experts-{name}", recipe=recipe, model=EXPERTS)
@@ -305,21 +317,11 @@ CASES = [
         for name, recipe in BALANCED_BY_A_LOSS.items()
     ),
     Case(name="latent-attention-tp4", recipe=_tensor(4), model=LATENT),
-    Case(
-        name="latent-attention-tp2-sp-cp2-math",
-        recipe=_context(2, tensor=2, sequence=True),
-        model=LATENT_MATH,
-    ),
     Case(name="latent-attention-pp2-zbv", recipe=_pipeline(2, "zbv", virtual=2), model=LATENT),
     Case(
         name="experts-ep2-tp2-sp-uniform",
         recipe=_tensor(2, sequence=True) | _experts(2),
         model=EXPERTS | {"routing": "uniform"},
-    ),
-    Case(
-        name="experts-ep2-gelu-one-each",
-        recipe=_data(2, ZERO_2) | _experts(2),
-        model=GPT2 | EXPERTS | ONE_EACH,
     ),
     Case(name="cp4-learned-tied", recipe=_context(4), model=GPT2 | {"tied_embeddings": True}),
     Case(name="cp4-sends-2-kv-heads-twice", recipe=_context(4), model={"kv_heads": 2}),
@@ -334,18 +336,11 @@ CASES = [
         clip_norm=CLIP_NORM,
     ),
     Case(
-        name="tp4-sp-cp2-replicates-and-sends-2-kv-heads",
-        recipe=_context(2, tensor=4, sequence=True),
-        model={"heads": 8, "kv_heads": 2},
-    ),
-    Case(
         name="cp2-pp2-1f1b-learned-full",
         recipe=_context(2) | _pipeline(2, "1f1b") | {"recompute": "full"},
         model=GPT2,
         clip_norm=CLIP_NORM,
     ),
-]
-MORE_CASES = [
     Case(name="accumulation-4", recipe={"micro_batch_seqs": 2}),
     Case(name="tp2", recipe=_tensor(2)),
     Case(name="tp2-sp-accumulation-2", recipe=_tensor(2, sequence=True) | {"micro_batch_seqs": 4}),
@@ -453,18 +448,6 @@ MORE_CASES = [
         )
         for order, schedule, sharding, recompute in ALL_DEGREES
     ),
-    *(
-        Case(name=f"experts-{name}", recipe=recipe, model=EXPERTS)
-        for name, recipe in MORE_WITH_EXPERTS.items()
-    ),
-    *(
-        Case(name=f"deepseek-{name}", recipe=recipe, model=DEEPSEEK)
-        for name, recipe in MORE_OF_DEEPSEEK.items()
-    ),
-    *(
-        Case(name=f"balanced-{name}", recipe=recipe, model=BALANCED)
-        for name, recipe in MORE_BALANCED_BY_A_LOSS.items()
-    ),
     Case(name="cp2", recipe=_context(2) | {"micro_batch_seqs": 2}, clip_norm=CLIP_NORM),
     Case(name="cp2-dp2-zero3", recipe=_context(2) | _data(2, (4, 4, 4)), clip_norm=CLIP_NORM),
     Case(name="cp2-dp2-hybrid", recipe=_context(2) | _data(2, ZERO_3), clip_norm=CLIP_NORM),
@@ -485,11 +468,11 @@ MORE_CASES = [
         for schedule, recompute in (("interleaved-1f1b", "selective"), ("zbv", "full"))
     ),
 ]
-"""Run every night: of each pair of their choices another case holds both."""
+"""Run by `make nightly`: of each pair of their choices another case holds both."""
 
 
 SPACE = Space(
-    devices=(1, 2, 4, 8),
+    devices=(1, 2, 4, 8) if tries_every() else (1, 2, 4),
     tensor_parallel=(1, 2),
     pipeline_parallel=(1, 2),
     context_parallel=(1, 2),
@@ -517,10 +500,7 @@ NAMED = [
     *(small_recipe(**case.recipe) for case in CASES),
 ]
 CHOSEN = covering_recipes(SPACE, run_anyway=NAMED)
-NAMED_EXPERTS = [
-    *(recipe for recipe, model in QUICK if "experts" in model),
-    *(small_recipe(**recipe) for recipe in WITH_EXPERTS.values()),
-]
+NAMED_EXPERTS = [recipe for recipe, model in QUICK if "experts" in model]
 CHOSEN_EXPERTS = covering_experts(EXPERTS_SPACE, EXPERTS, run_anyway=NAMED_EXPERTS)
 
 

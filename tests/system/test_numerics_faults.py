@@ -26,6 +26,8 @@ from support.trainer_runs import (
 )
 from system.test_numerics_smoke import RECIPES
 
+pytestmark = pytest.mark.nightly
+
 # By the recipe that sees the fault: the file of the trainer, the text there, and what takes its
 # place.
 FAULTS = {
@@ -69,7 +71,7 @@ FAULTS = {
             "pieces[:, :, -1 - number].flatten(1)",
         ),
     },
-    "tp2 pp2 dp1 gpipe mb1 x8 recompute=selective sp": {
+    "tp2-sp-pp2-gpipe-selective": {
         "the gradient of a bias after a sum is not summed over sequence-parallel ranks": (
             "tensor_parallel.py",
             "(Partial(),) if sequence_parallel else ()",
@@ -146,14 +148,14 @@ FAULTS = {
             "set_reshard_after_backward(False)",
         ),
     },
-    "tp1 pp2 dp1 cp2 gpipe mb1 x8 zero-1 recompute=full": {
+    "cp2-pp2-gpipe-zero1-full": {
         "a pipeline's loss is divided by one too many": (
             "torch_engine.py",
             "self._loss_of(output, targets) / self.recipe.accumulation",
             "self._loss_of(output, targets) / (self.recipe.accumulation + 1)",
         ),
     },
-    "tp1 pp1 dp2 cp2 mb1 x4 recompute=selective ddp gradient_sync=each": {
+    "cp2-dp2-ddp-each-selective": {
         "heads are in another order after context parallelism": (
             "layout.py",
             "received.permute(1, 2, 0, 3, 4).flatten(2, 3)",

@@ -304,7 +304,9 @@ def test_figures_stay_apart_and_messages_lie_over_the_page(service: Served) -> N
         api.expect(page.locator("#notice")).to_be_empty()
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1440, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), pytest.param(1440, "dark", marks=pytest.mark.nightly)]
+)
 def test_pages_fit_their_window_in_light_and_dark(service: Served, width: int, scheme: Any) -> None:
     name = RemoteStore(service.url, read_tokens(service.token_file).operator).launch(
         {**tomllib.loads(CAMPAIGN), "name": f"fits-{scheme}", "evaluator": "simulated"}
@@ -351,7 +353,7 @@ def test_pages_are_usable_by_keyboard(service: Served) -> None:
         page.wait_for_url(re.compile("/plan"))
 
 
-@pytest.mark.parametrize("width", [800, 1280])
+@pytest.mark.parametrize("width", [800, pytest.param(1280, marks=pytest.mark.nightly)])
 def test_plan_page_updates_while_typing_without_jumps(service: Served, width: int) -> None:
     with window(service, width=width) as page:
         page.goto(

@@ -69,7 +69,12 @@ EXPERTS_SHARED = {"data_parallel": 2, "expert_parallel": 2, "micro_batch_seqs": 
     ("recipe", "changes"),
     [
         pytest.param(ZERO_3 | {"fp8": "rowwise"}, {}, id="dp2-zero3"),
-        pytest.param(SEQUENCE_PARALLEL | {"fp8": "rowwise"}, {"biases": "all"}, id="tp2-sp"),
+        pytest.param(
+            SEQUENCE_PARALLEL | {"fp8": "rowwise"},
+            {"biases": "all"},
+            id="tp2-sp",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             {"tensor_parallel": 2, "fp8": "tensorwise"},
             {"kv_heads": 1},

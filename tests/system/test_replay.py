@@ -155,13 +155,11 @@ def parts_without_a_whole(folder: Path) -> list[Path]:
 @pytest.mark.parametrize(
     ("strike", "status"),
     [
-        (strike_rank, 1),
-        pytest.param(
-            strike_between_the_parts_of_a_checkpoint, -signal.SIGKILL, marks=pytest.mark.system
-        ),
-        pytest.param(strike_torchrun, 1, marks=pytest.mark.system),
-        (strike_command_line, -signal.SIGKILL),
-        pytest.param(strike_everything_but_ranks, -signal.SIGKILL, marks=pytest.mark.system),
+        pytest.param(strike_rank, 1, marks=pytest.mark.nightly),
+        (strike_between_the_parts_of_a_checkpoint, -signal.SIGKILL),
+        pytest.param(strike_torchrun, 1, marks=pytest.mark.nightly),
+        pytest.param(strike_command_line, -signal.SIGKILL, marks=pytest.mark.nightly),
+        pytest.param(strike_everything_but_ranks, -signal.SIGKILL, marks=pytest.mark.nightly),
     ],
 )
 def test_killed_in_the_middle_it_goes_on_with_the_same_losses(
@@ -191,7 +189,7 @@ def test_killed_in_the_middle_it_goes_on_with_the_same_losses(
     assert not marked(REPLAY_TAG, str(folder))
 
 
-@pytest.mark.parametrize("by", ["file", pytest.param("signal", marks=pytest.mark.system)])
+@pytest.mark.parametrize("by", ["signal", pytest.param("file", marks=pytest.mark.nightly)])
 def test_a_stop_ends_it_with_a_checkpoint_that_it_goes_on_from(
     by: str, measured: tuple[Path, str], uninterrupted: tuple[Path, dict[str, Any]]
 ) -> None:

@@ -320,6 +320,7 @@ def test_no_port_twice_and_no_open_door(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
+@pytest.mark.nightly
 def test_real_probes_and_a_replay_by_wire(tmp_path: Path) -> None:
     body: dict[str, Any] = BODY | {
         "evaluator": "probe",

@@ -37,6 +37,7 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, d
     app.state.service.store.close()
 
 
+@pytest.mark.nightly
 def test_no_request_breaks_it_and_answers_are_as_described(
     described: tuple[Any, dict[str, str]],
 ) -> None:

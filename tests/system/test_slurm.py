@@ -160,6 +160,7 @@ def test_recipes_of_one_and_two_nodes_share_an_allocation(
     wait_for(lambda: not slurm.jobs(), 30)  # the allocation is given back
 
 
+@pytest.mark.nightly
 def test_a_cancelled_job_is_followed_by_another(tmp_path: Path, slurm: SlurmCluster) -> None:
     name = campaign(tmp_path, probe=LONG)
     with started("launch", name, cwd=tmp_path) as process:
@@ -174,6 +175,7 @@ def test_a_cancelled_job_is_followed_by_another(tmp_path: Path, slurm: SlurmClus
     assert not isinstance(measured, Failure)
 
 
+@pytest.mark.nightly
 def test_a_node_that_goes_down_costs_an_attempt(tmp_path: Path, slurm: SlurmCluster) -> None:
     name = campaign(tmp_path, probe=LONG)
     with started("launch", name, cwd=tmp_path) as process:
@@ -188,6 +190,7 @@ def test_a_node_that_goes_down_costs_an_attempt(tmp_path: Path, slurm: SlurmClus
     assert not isinstance(measured, Failure)
 
 
+@pytest.mark.nightly
 def test_a_walltime_that_expires_costs_an_attempt(tmp_path: Path, slurm: SlurmCluster) -> None:
     name = campaign(tmp_path, probe=LONG | {"measured_steps": 3000, "deadline_s": 200})
     with started("launch", name, cwd=tmp_path) as process:
@@ -204,6 +207,7 @@ def test_a_walltime_that_expires_costs_an_attempt(tmp_path: Path, slurm: SlurmCl
     assert "TIMEOUT" in cut.message
 
 
+@pytest.mark.nightly
 def test_a_killed_driver_leaves_nothing_and_is_followed_by_another(
     tmp_path: Path, slurm: SlurmCluster
 ) -> None:
@@ -246,6 +250,7 @@ def losing_probes(node: str) -> Iterator[None]:
         killer.join()
 
 
+@pytest.mark.nightly
 def test_a_node_that_loses_every_probe_is_set_aside_and_the_campaign_goes_on_with_the_other(
     tmp_path: Path, slurm: SlurmCluster
 ) -> None:
@@ -278,6 +283,7 @@ def test_a_node_that_loses_every_probe_is_set_aside_and_the_campaign_goes_on_wit
     assert f"Node {bad} was set aside from" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.nightly
 def test_too_few_nodes_pause_the_campaign_and_a_check_lets_the_next_driver_go_on(
     tmp_path: Path, slurm: SlurmCluster
 ) -> None:
@@ -296,6 +302,7 @@ def test_too_few_nodes_pause_the_campaign_and_a_check_lets_the_next_driver_go_on
     assert not isinstance(outcomes(tmp_path)[-1], Failure)
 
 
+@pytest.mark.nightly
 def test_a_campaign_within_a_held_job_uses_its_nodes(tmp_path: Path, slurm: SlurmCluster) -> None:
     name = held_campaign(tmp_path)
     launch = subprocess.list2cmdline(command("launch", name))
@@ -417,6 +424,7 @@ def test_a_command_s_ranks_run_on_every_node_and_end_with_it(
     wait_for(lambda: not slurm.jobs())
 
 
+@pytest.mark.nightly
 def test_a_command_s_replay_takes_other_nodes_before_a_walltime_and_after_a_canceled_job(
     tmp_path: Path, slurm: SlurmCluster
 ) -> None:
@@ -461,6 +469,7 @@ def test_a_command_s_replay_takes_other_nodes_before_a_walltime_and_after_a_canc
     wait_for(lambda: not slurm.jobs(), 30)  # the allocations are given back
 
 
+@pytest.mark.nightly
 def test_a_command_campaign_goes_on_after_its_driver_was_killed(
     tmp_path: Path, slurm: SlurmCluster
 ) -> None:
@@ -638,6 +647,7 @@ def test_a_batch_script_submits_itself_again_until_the_replay_is_done(
     assert_same_rows(metrics(folder), uninterrupted, STEPS)
 
 
+@pytest.mark.nightly
 def test_a_profile_of_two_nodes_has_the_traces_of_both(
     measured: tuple[Path, str], tmp_path: Path
 ) -> None:

@@ -63,7 +63,7 @@ FORMS = {
 }
 
 # The faster form gets more steps, so that a kill comes well before the end.
-BY_NIGHT = ("dp4-levels", "tp2-sp-dp2-zero3", "tp2-dp4-levels")
+BY_NIGHT = ("dp4-levels", "tp2-sp-dp2-zero3", "tp2-dp4-levels", "pp2-1f1b-cp2-zero3")
 STEPS_TO_KILL_IN = {
     "one-rank": 40,
     "tp2-sp-dp2-zero3": 10,

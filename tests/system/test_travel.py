@@ -350,6 +350,7 @@ def test_a_batch_script_is_bash_with_the_recipe_s_counts(
     assert 'if [ "$status" = 75 ]; then' in script
 
 
+@pytest.mark.nightly
 def test_the_pods_of_a_job_set_train_and_go_on_after_one_was_killed(tmp_path: Path) -> None:
     """What the pods of a manifest run, as two processes that share a folder, as pods share their
     volume.

@@ -62,6 +62,7 @@ def test_each_command_of_the_tutorial_works_in_its_place(tmp_path: Path) -> None
 @pytest.mark.skipif(
     shutil.which("curl") is None, reason="there is no curl, which stands for a browser"
 )
+@pytest.mark.nightly
 def test_a_stranger_s_first_hour_ends_with_the_exported_winner_of_a_model_of_one_s_own(
     tmp_path: Path,
 ) -> None:

@@ -184,7 +184,7 @@ def test_a_fit_is_used_for_its_own_code_and_precision_alone(fitted: tuple[StepFi
         )
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 def test_each_training_code_is_fitted_to_by_itself(tmp_path: Path) -> None:
     of_one = table(tmp_path / "a.csv", training_code="nanotron")
     few = table(tmp_path / "b.csv", training_code="torchtitan")
