@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,19 @@ from frontrunner.spaces.space import Space
 from frontrunner.spaces.variants import AROUND
 
 UNSEEDED = ("exhaustive", "guided", *AROUND)
-every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 GUIDED = ("guided", "optuna-tpe", "optuna-gp", "deephyper")
+
+
+def by_name(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Run a test with each strategy; with Optuna's slow sampler in the place of its usual one every
+    night.
+    """
+    nightly = {"optuna-gp": pytest.mark.nightly}
+    cases = [pytest.param(name, marks=nightly.get(name, ())) for name in dict.fromkeys(names)]
+    return pytest.mark.parametrize("name", cases)
+
+
+every_strategy = by_name(STRATEGIES)
 
 
 def run(strategy: Strategy, machine, trials: int) -> list[Told]:
@@ -224,7 +236,7 @@ def best_of(history: list[Told]) -> float:
 LEARN_FAILURES = ("guided", "optuna-gp", "optuna-nsga2", "deephyper")
 
 
-@pytest.mark.parametrize("name", dict.fromkeys((*GUIDED, *LEARN_FAILURES)))
+@by_name((*GUIDED, *LEARN_FAILURES))
 def test_searches_find_faster_recipes_than_chance_and_fail_less(name, landscape, machine):
     """Two runs serve both questions: those of Gaussian processes take most of this file's time."""
     histories = [run(make_strategy(name, landscape, seed), machine, trials=30) for seed in range(2)]

@@ -169,6 +169,7 @@ def test_a_driver_and_its_successor_go_by_the_same_measurements(
     assert [row.standing.tokens_per_s for row in best(campaigns.store, record)] == [256.0, 128.0]
 
 
+@pytest.mark.system
 def test_processes_on_a_probe_s_processors_are_noticed_and_it_is_repeated(
     campaigns: Campaigns,
 ) -> None:
