@@ -42,7 +42,6 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(asked, env=env, capture_output=True, text=True, timeout=900, check=False)
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(
     ("evaluator", "campaigns", "kills"),
     [("simulated", 2, 120), pytest.param("probe", 1, 12, marks=pytest.mark.nightly)],

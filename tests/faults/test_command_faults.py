@@ -16,7 +16,6 @@ from support.campaigns import frontrunner, is_alive, started, tiny, wait_for, wr
 TRAINER = Path(__file__).parent.parent / "support" / "fake_trainer.py"
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_a_killed_driver_leaves_no_trainer_and_its_campaign_goes_on(
     tmp_path: Path, is_stopped: bool

@@ -38,7 +38,6 @@ def test_a_disk_that_fills_up_under_a_probe_loses_it_and_says_so(
         assert not (one.run_folder / "result.json").exists()
 
 
-@pytest.mark.system
 def test_a_rank_that_may_write_no_more_to_its_files_loses_the_probe(bench: Bench) -> None:
     one = bench.stepping()
     resource.prlimit(ranks_of(ME)[0].pid, resource.RLIMIT_FSIZE, (8192, 8192))
@@ -64,7 +63,6 @@ def test_a_measurement_outlives_a_disk_without_room_for_its_outcome(
         assert RunFolder(one.run_folder).outcome() == found
 
 
-@pytest.mark.system
 def test_the_kernel_s_memory_killer_is_told_from_other_kills(bench: Bench) -> None:
     bench.stepping(sequence_length=512, global_batch=8)
     with control_group("memory", f"frontrunner-{ME}") as group:
@@ -75,7 +73,6 @@ def test_the_kernel_s_memory_killer_is_told_from_other_kills(bench: Bench) -> No
     assert failure.message == "rank 1 was killed by the kernel, which was out of memory"
 
 
-@pytest.mark.system
 def test_a_rank_that_nothing_ends_is_named_and_the_next_probe_waits_for_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

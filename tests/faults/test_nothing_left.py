@@ -99,10 +99,10 @@ def by_a_kill_of_the_fork_server(_: Watch) -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        pytest.param(by_its_deadline, marks=pytest.mark.system),
+        by_its_deadline,
         by_a_kill_of_one_rank,
-        pytest.param(by_a_stopped_rank, marks=pytest.mark.system),
-        pytest.param(by_a_kill_of_the_fork_server, marks=pytest.mark.system),
+        by_a_stopped_rank,
+        by_a_kill_of_the_fork_server,
     ],
 )
 def test_an_attempt_leaves_nothing(bench: Bench, end: Callable[[Watch], None]) -> None:
@@ -114,7 +114,6 @@ def test_an_attempt_leaves_nothing(bench: Bench, end: Callable[[Watch], None]) -
     check_gone(held)
 
 
-@pytest.mark.system
 @pytest.mark.parametrize("is_server_stopped", [False, True])
 def test_a_killed_driver_leaves_nothing_that_the_next_one_does_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_server_stopped: bool

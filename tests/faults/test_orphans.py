@@ -157,7 +157,6 @@ def test_a_driver_that_lost_its_campaign_is_as_good_as_gone_for_that_one(
         assert rank in found(Fenced(pid=driver.pid, folder=tmp_path / "lost"))
 
 
-@pytest.mark.system
 def test_taking_over_from_a_driver_that_stands_still_ends_its_ranks_first(tmp_path: Path) -> None:
     write_toml(tmp_path / "tiny.toml", tiny(probe={"measured_steps": 100_000}))
     with started_command("launch", "tiny.toml", cwd=tmp_path) as first:

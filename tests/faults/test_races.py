@@ -31,7 +31,6 @@ from support.cut_proxy import proxy_before
 from support.postgresql import Server
 from support.store_contract import KINDS
 
-pytestmark = pytest.mark.system
 ROUNDS = 200
 
 RACER = """

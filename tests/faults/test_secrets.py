@@ -55,7 +55,6 @@ def campaign(**sections: object) -> dict[str, object]:
     return tiny(budget={"probes": 1}, **sections)  # type: ignore[arg-type]
 
 
-@pytest.mark.system
 def test_a_trainer_that_prints_its_environment_tells_nobody_but_its_own_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +93,6 @@ def test_a_trainer_that_prints_its_environment_tells_nobody_but_its_own_log(
         assert PLANTED not in asking.get("/metrics", headers=headers).content
 
 
-@pytest.mark.system
 def test_a_real_probe_leaves_no_secret_anywhere(tmp_path: Path) -> None:
     write_toml(tmp_path / "t.toml", campaign())
     done = run(tmp_path, "launch", "t.toml")
@@ -105,7 +103,6 @@ def test_a_real_probe_leaves_no_secret_anywhere(tmp_path: Path) -> None:
     assert holding(tmp_path, but="") == []
 
 
-@pytest.mark.system
 def test_a_database_s_password_is_in_no_file_and_no_answer(
     postgresql_server: Server, tmp_path: Path
 ) -> None:

@@ -215,7 +215,6 @@ def test_two_machines_of_one_name_do_not_judge_each_other_s_processes(
     )
 
 
-@pytest.mark.system
 def test_a_server_that_restarts_again_and_again_costs_a_running_campaign_nothing(
     server: Server, url: str, tmp_path: Path
 ) -> None:

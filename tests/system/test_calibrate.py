@@ -71,10 +71,9 @@ def test_ranks_of_an_allocation_are_its_own(monkeypatch: pytest.MonkeyPatch) -> 
         allocated(8)
 
 
-@pytest.mark.system
 def test_four_ranks_measure_every_level_and_a_campaign_uses_it(tmp_path: Path) -> None:
     out = tmp_path / "cluster.toml"
-    called = command("calibrate", "--out", str(out), "--ranks", "4", "--seconds", "16", "--json")
+    called = command("calibrate", "--out", str(out), "--ranks", "4", "--seconds", "8", "--json")
     done = subprocess.run(
         called, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
     )
@@ -113,7 +112,7 @@ def test_four_ranks_measure_every_level_and_a_campaign_uses_it(tmp_path: Path) -
     assert lacks_rate or set(found.trust.assumed) <= unwritten
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 def test_an_allocation_of_torchrun_is_measured_and_written_once(tmp_path: Path) -> None:
     launcher = [
         sys.executable,
@@ -151,8 +150,9 @@ def test_an_allocation_of_torchrun_is_measured_and_written_once(tmp_path: Path) 
     ]
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)]
+)
 def test_an_interrupted_calibration_leaves_no_file_and_no_rank(
     how: signal.Signals, tmp_path: Path
 ) -> None:
@@ -177,7 +177,6 @@ def test_an_interrupted_calibration_leaves_no_file_and_no_rank(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.system
 def test_a_rank_that_is_killed_is_told_and_the_others_are_ended() -> None:
     """Real ranks over gloo, of which one goes: an error with its rank, within seconds."""
     program = (
@@ -200,7 +199,6 @@ def test_a_rank_that_is_killed_is_told_and_the_others_are_ended() -> None:
     assert not psutil.wait_procs(ranks, timeout=30)[1]
 
 
-@pytest.mark.system
 def test_a_device_that_is_not_there_ends_with_the_rank_s_own_words() -> None:
     import torch
 
@@ -213,6 +211,5 @@ def test_a_device_that_is_not_there_ends_with_the_rank_s_own_words() -> None:
         measure(Place(ranks=1, ranks_per_node=1), device="cuda", seconds=5)
 
 
-@pytest.mark.system
 def test_calibrating_rank_imports_only_torch_trainer_and_spaces() -> None:
     assert needless_imports(CHILD) == "[]"

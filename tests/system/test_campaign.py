@@ -142,7 +142,6 @@ def test_the_panel_is_drawn_in_place(tmp_path: Path, columns: int, rows: int) ->
     assert "frontrunner show" in shown, "the ranking and what to do next come below"
 
 
-@pytest.mark.system
 def test_the_panel_over_real_probes(tmp_path: Path) -> None:
     screen, status = run_on_terminal(
         tmp_path, "launch", write(tmp_path, space=FEW), columns=80, rows=24

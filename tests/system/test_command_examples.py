@@ -19,7 +19,6 @@ NEEDS = {
 }
 
 
-@pytest.mark.system
 @pytest.mark.parametrize(
     "name",
     ["command-accelerate"]

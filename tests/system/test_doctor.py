@@ -97,7 +97,6 @@ def test_ranks_for_devices_that_are_not_here_are_refused(tmp_path: Path) -> None
         api.call_ranks(write_toml(tmp_path / "campaign.toml", table), ranks=1)
 
 
-@pytest.mark.system
 def test_ranks_that_work_together_are_timed_and_leave_nothing(tmp_path: Path) -> None:
     process = start_test(RANKS, 60, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
@@ -118,7 +117,6 @@ def test_ranks_that_work_together_are_timed_and_leave_nothing(tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.system
 def test_a_rank_that_is_killed_is_named(tmp_path: Path) -> None:
     process = start_test(RANKS, 60, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
@@ -144,7 +142,7 @@ def wait_until_they_work(ranks: list[psutil.Process]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 def test_a_rank_that_stands_still_is_named_long_before_collectives_give_up(tmp_path: Path) -> None:
     process = start_test(RANKS, 200, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
@@ -159,7 +157,7 @@ def test_a_rank_that_stands_still_is_named_long_before_collectives_give_up(tmp_p
     assert not any(map(is_alive, ranks))
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 def test_a_rank_that_never_arrives_is_named(tmp_path: Path) -> None:
     process = start_test(RANKS, 20, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
@@ -172,7 +170,7 @@ def test_a_rank_that_never_arrives_is_named(tmp_path: Path) -> None:
     assert "never arrived within 20 s; 2 of 3 did" in check["found"]
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 def test_a_rank_that_is_slowed_is_named(tmp_path: Path) -> None:
     process = start_test(RANKS, 60, tmp_path)
     ranks = ranks_below(process.pid, RANKS)
@@ -186,7 +184,6 @@ def test_a_rank_that_is_slowed_is_named(tmp_path: Path) -> None:
     assert named[0].startswith("rank 1 on ")
 
 
-@pytest.mark.system
 @pytest.mark.skipif(shutil.which("mpiexec") is None, reason="no MPI launcher is installed")
 def test_ranks_of_a_launcher_meet_and_one_process_tells(tmp_path: Path) -> None:
     called = ["mpiexec", "-n", "2", *command("doctor", "--run", "--json")]
@@ -205,7 +202,7 @@ def test_ranks_of_a_launcher_meet_and_one_process_tells(tmp_path: Path) -> None:
     assert checks["all-reduce"] == "2 ranks, cpu: all arrived, all sums are right"
 
 
-@pytest.mark.system
+@pytest.mark.nightly
 def test_a_rank_of_torchrun_that_is_killed_is_named_and_all_processes_end(tmp_path: Path) -> None:
     launcher = [
         sys.executable,
@@ -231,6 +228,5 @@ def test_a_rank_of_torchrun_that_is_killed_is_named_and_all_processes_end(tmp_pa
     assert not any(map(is_alive, ranks))
 
 
-@pytest.mark.system
 def test_a_called_rank_imports_torch_and_the_trainer_alone() -> None:
     assert needless_imports(RANK_MODULE) == "[]"

@@ -17,7 +17,6 @@ from support.collective_tests import ranks_of_cluster
 from support.slurm import SlurmCluster, missing_programs, slurm_cluster
 
 pytestmark = [
-    pytest.mark.system,
     pytest.mark.skipif(
         bool(missing_programs()), reason=f"Slurm is not installed: {', '.join(missing_programs())}"
     ),

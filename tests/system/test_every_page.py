@@ -25,7 +25,7 @@ from support.services import Served, served, settings
 axe = pytest.importorskip(
     "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
 )
-pytestmark = [pytest.mark.system, *IN_A_BROWSER]
+pytestmark = IN_A_BROWSER
 WIDTHS = (1440, 820, 360)
 MOST_BYTES = 1_500_000
 """Of a page with its files, as they are sent to a browser that has none of them."""

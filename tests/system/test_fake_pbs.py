@@ -31,7 +31,6 @@ from support.campaigns import (
 from support.fake_pbs import install
 
 pytestmark = [
-    pytest.mark.system,
     pytest.mark.skipif(
         shutil.which("mpiexec") is None, reason="there is no mpiexec: apt-get install mpich"
     ),

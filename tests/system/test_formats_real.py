@@ -104,7 +104,6 @@ def imported(name: str, *needs_a_gpu: str) -> Any:
         return pytest.importorskip(name, exc_type=ImportError)
 
 
-@pytest.mark.system
 @pytest.mark.filterwarnings("ignore")  # those of deepspeed's own modules as they are imported
 @GENERATED
 @given(data=expressed("deepspeed"))
@@ -138,7 +137,6 @@ def test_deepspeed_reads_its_configuration_as_the_recipe(data: tuple[Problem, Re
     )
 
 
-@pytest.mark.system
 @pytest.mark.filterwarnings("ignore")
 @GENERATED
 @given(recipe=recipes(PROBLEM))
@@ -186,7 +184,6 @@ def megatron_words(parser: argparse.ArgumentParser, read: argparse.Namespace) ->
             yield from (shlex.quote(str(one).replace(", ", ",")) for one in values)
 
 
-@pytest.mark.system
 @pytest.mark.filterwarnings("ignore")
 @GENERATED
 @given(data=expressed("megatron-lm"))
@@ -259,7 +256,6 @@ def test_megatron_lm_reads_and_validates_its_arguments_as_the_recipe(
         assert model.moe_token_dispatcher_type == "alltoall"
 
 
-@pytest.mark.system
 @pytest.mark.filterwarnings("ignore")
 @GENERATED
 @given(data=expressed("nemo"))
@@ -332,7 +328,6 @@ def titan_words(read: Any) -> Iterator[str]:
     yield f"activation-checkpoint:{kind}"
 
 
-@pytest.mark.system
 @pytest.mark.filterwarnings("ignore")
 @GENERATED
 @given(data=expressed("torchtitan"))
@@ -372,7 +367,6 @@ def test_torchtitan_reads_its_arguments_as_the_recipe(data: tuple[Problem, Recip
     )
 
 
-@pytest.mark.system
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("fp8", ["rowwise", "mxfp8"])
 @pytest.mark.parametrize(
@@ -413,7 +407,6 @@ def test_torchtitan_converts_the_layers_that_the_probed_recipe_has_in_8_bits(
     )
 
 
-@pytest.mark.system
 @pytest.mark.filterwarnings("ignore")
 @GENERATED
 @given(data=expressed("nanotron"))

@@ -18,7 +18,6 @@ from frontrunner.evaluators.registry import make_evaluator
 from support.agents import command_of, reports, start_agents, step_of
 from support.campaigns import is_alive, order, setup_of, steps_written, tiny_recipe, wait_for
 
-pytestmark = pytest.mark.system
 RECIPE = tiny_recipe(devices=2)
 
 

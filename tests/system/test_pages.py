@@ -21,7 +21,7 @@ from support.live_campaigns import LiveCampaign, driven, write_steps
 from support.page_stores import page_store
 from support.services import Served, served
 
-pytestmark = [pytest.mark.system, *IN_A_BROWSER]
+pytestmark = IN_A_BROWSER
 CAMPAIGN = """
 name = "seen"
 

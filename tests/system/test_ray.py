@@ -27,7 +27,6 @@ from support.campaigns import (
 )
 from support.ray_cluster import KIND, RayCluster, ray_cluster
 
-pytestmark = pytest.mark.system
 PROBES = 6
 """All recipes of three kinds of recompute on one and on two nodes."""
 SPACE = {

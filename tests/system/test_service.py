@@ -58,7 +58,6 @@ def outcomes(client: RemoteStore, name: str) -> int:
     return client.status(name).campaign.outcomes
 
 
-@pytest.mark.system
 def test_a_campaign_goes_on_while_the_service_is_killed_and_restarted(service: Served) -> None:
     client = service.start()
     name = client.launch(LONG)
@@ -114,7 +113,6 @@ def test_a_campaign_goes_on_while_the_service_is_killed_and_restarted(service: S
         client.stop(name)
 
 
-@pytest.mark.system
 def test_two_services_on_one_store_see_and_stop_one_driver(tmp_path: Path) -> None:
     with served(tmp_path) as one, served(tmp_path) as other:
         first, second = one.start(), other.start()
@@ -319,7 +317,6 @@ def test_no_port_twice_and_no_open_door(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.system
 @pytest.mark.nightly
 def test_real_probes_and_a_replay_by_wire(tmp_path: Path) -> None:
     body: dict[str, Any] = BODY | {
@@ -357,7 +354,6 @@ def _is_zombie(pid: int | None) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.system
 def test_a_registered_trainer_is_launched_by_its_name_and_its_secrets_stay(tmp_path: Path) -> None:
     """The campaign measures by the operator's command; the store holds the command, and no answer
     holds its key.

@@ -16,7 +16,6 @@ from frontrunner.server.app import create_app
 from support.services import bearer, filled, tokens_of
 from support.services import settings as service_settings
 
-pytestmark = pytest.mark.system
 STARTS_A_PROCESS = {
     ("POST", "/api/v1/campaigns"),
     ("POST", "/api/v1/campaigns/{name}/resume"),

@@ -39,7 +39,6 @@ from support.campaigns import (
 from support.slurm import SlurmCluster, missing_programs, slurm_cluster
 
 pytestmark = [
-    pytest.mark.system,
     pytest.mark.skipif(
         bool(missing_programs()), reason=f"Slurm is not installed: {', '.join(missing_programs())}"
     ),

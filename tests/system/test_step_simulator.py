@@ -13,7 +13,7 @@ from support.browsers import IN_A_BROWSER, api, window
 from support.page_stores import TABLE, page_store
 from support.services import Served, served
 
-pytestmark = [pytest.mark.system, *IN_A_BROWSER]
+pytestmark = IN_A_BROWSER
 
 
 @pytest.fixture(scope="module")

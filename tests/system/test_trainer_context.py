@@ -51,7 +51,6 @@ def _exchanged_bytes(ranks: int, *, heads: int, kv_heads: int, precision: str) -
             "fp32",
             4,
             id="cp4-sends-2-kv-heads-twice",
-            marks=pytest.mark.system,
         ),
         # The kept outcomes are not sent again; under full recompute all of the forward pass is.
         pytest.param(
@@ -63,7 +62,6 @@ def _exchanged_bytes(ranks: int, *, heads: int, kv_heads: int, precision: str) -
             "fp32",
             6,
             id="cp2-full",
-            marks=pytest.mark.system,
         ),
     ],
 )
@@ -90,7 +88,6 @@ def test_all_to_alls_a_layer_and_their_bytes(
     assert received_bytes(job, rank=1)["all_to_all_single"] == STEPS * model.layers * received
 
 
-@pytest.mark.system
 def test_a_rank_keeps_a_share_of_the_activations(tmp_path: Path) -> None:
     """Of feed-forward parts this wide a quarter of the positions must leave less than half of the
     memory.

@@ -315,7 +315,6 @@ def test_a_pbs_script_works_where_it_was_submitted(tmp_path: Path) -> None:
     assert [path.name for path in submitted.glob("frontrunner-*/*")] == ["recipe.json"]
 
 
-@pytest.mark.system
 def test_a_recipe_file_trains_without_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
