@@ -372,7 +372,9 @@ class TestTrials(StoreContract):
             writer.start_attempt(trial, run_folder="1"), measurement(), retry=False
         )
         second = writer.start_attempt(repeated(writer, store, campaign), run_folder="2")
-        writer.finish_attempt(second, failure(FailureKind.OUT_OF_MEMORY), retry=False)
+        writer.finish_attempt(second, failure(FailureKind.CRASHED), retry=True)
+        third = writer.start_attempt(store.trials(campaign.id)[0], run_folder="3")
+        writer.finish_attempt(third, failure(FailureKind.OUT_OF_MEMORY), retry=False)
         assert best(store, None) == []
         assert store.final_outcomes(campaign.id) == [
             (RECIPE, measurement()),

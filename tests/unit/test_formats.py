@@ -741,6 +741,12 @@ def test_a_precision_that_deepspeed_s_file_leaves_open_is_the_script_s() -> None
     assert TOOLS["deepspeed"].read(PROBLEM, Given(text=text)) == replace(PLAIN, engine="deepspeed")
 
 
+@pytest.mark.parametrize("off", ["float8.no-enable", "float8.enable false"])
+def test_torchtitan_may_be_told_not_to_quantize(off: str) -> None:
+    text = TOOLS["torchtitan"].render(PROBLEM, PLAIN, ()) + f" --quantize.linear.{off}"
+    assert TOOLS["torchtitan"].read(PROBLEM, Given(text=text)) == PLAIN
+
+
 def test_torchtitan_is_told_the_precision() -> None:
     whole = problem(precision="fp32")
     text = TOOLS["torchtitan"].render(whole, PLAIN, ())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from rich.live import Live
 
 from frontrunner.results.prior_results import REUSED
 from frontrunner.results.records import COPIED, IMPORTED, UNARCHIVED
@@ -21,7 +23,7 @@ from frontrunner.search.budget import (
 )
 from frontrunner.search.listener import View
 from frontrunner.search.strategy import Outlook
-from frontrunner.views.live import Lines, panel
+from frontrunner.views.live import Lines, Panel, panel
 from frontrunner.views.results import print_outlook
 
 LITTLE = Outlook(expected_improvement=0.0042, gap=0.0, gap_at_most=0.12)
@@ -96,6 +98,13 @@ def test_panel_shows_the_outlook_on_one_line(width: int) -> None:
     assert line.rstrip().endswith(
         "next probe +0.4 %; best 3.3 % (at most 10.7 %) below the space's"
     )
+
+
+def test_panel_prints_notices_as_they_are() -> None:
+    screen = Console(width=100, file=io.StringIO(), record=True)
+    view = View(name="c", strategy="s", legal_recipes=9)
+    Panel(Live(console=screen)).noticed(view, "lost", {"trial": 4, "recipe": "[red]tp1[/red]"})
+    assert screen.export_text() == "probe 4 was cut off with its driver: [red]tp1[/red]\n"
 
 
 def test_print_outlook_shows_the_unused_budget(capsys: pytest.CaptureFixture[str]) -> None:
