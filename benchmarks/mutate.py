@@ -174,7 +174,10 @@ def module_name(path: Path) -> str:
 
 
 def imports(paths: dict[str, Path]) -> dict[str, set[str]]:
-    """Return which of the modules each module imports, inside functions too."""
+    """Return which of the modules each module imports, inside functions and by text too.
+
+    A text is a module's full name, perhaps with `:function`, or `module:function` of a neighbor.
+    """
     imported: dict[str, set[str]] = {}
     for module, path in paths.items():
         names: set[str] = set()
@@ -184,6 +187,9 @@ def imports(paths: dict[str, Path]) -> dict[str, set[str]]:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 full_names = {f"{node.module}.{alias.name}" for alias in node.names}
                 names |= {name if name in paths else node.module for name in full_names}
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                name, is_function, _ = node.value.partition(":")
+                names |= {name, f"{module.rpartition('.')[0]}.{name}"} if is_function else {name}
         imported[module] = names & set(paths)
     return imported
 
@@ -207,7 +213,8 @@ class Nearest:
     def __call__(self, path: Path, count: int) -> list[Path]:
         """Return the `count` nearest test files; of equally near ones, those that import least.
 
-        Files of the trainer also get the test files with smoke tests.
+        Files of the trainer also get the test files with smoke tests, whose ranks are processes
+        that no import shows.
         """
         distances = {module_name(path): 0}
         queue = [module_name(path)]
@@ -218,14 +225,17 @@ class Nearest:
                     queue.append(importer)
         words = set(path.relative_to(PACKAGE).with_suffix("").as_posix().split("/"))
         ranked = []
+        smoke = []
         for test in self.tests:
             name = module_name(test)
-            if name in distances:
+            if test.parent.name == "system":
+                smoke.append(test)
+            elif name in distances:
                 shared = len(words & set(test.stem.split("_")))
                 ranked.append((distances[name], -shared, len(self.imported[name]), test))
-        tests = [test for *_, test in sorted(ranked)]
-        quick = [test for test in tests if test.parent.name != "system"][:count]
-        smoke = [test for test in tests if test.parent.name == "system"]
+        quick = [test for *_, test in sorted(ranked)][:count]
+        # The tests of numerics start their ranks fastest, and see most.
+        smoke.sort(key=lambda test: "numerics" not in test.stem)
         return quick + (smoke if path.is_relative_to(TRAINER) else [])
 
 

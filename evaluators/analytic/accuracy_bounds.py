@@ -530,7 +530,6 @@ def at_best(machine: Machine) -> Machine:
     at_once |= dict.fromkeys(("overlaps_interleaved", "overlaps_tensor", "overlaps_dispatch"), True)
     at_once |= {
         "permutation": "fused",
-        "sorts_received": False,
         "dispatches_once": True,
         "fuses_accumulation": True,
     }

@@ -189,25 +189,25 @@ class TestCampaigns(StoreContract):
 
         assert course().best == []
         for recipe_id, outcome in (
-            ("aaaa", failure()),
             ("bbbb", measurement(0.5)),
+            ("aaaa", failure()),
             ("cccc", measurement(0.6)),
         ):
             end(recipe_id, outcome)
         slow, fast = measurement(0.5).tokens_per_s, measurement(0.2).tokens_per_s
-        assert [place for place, _ in course().best] == [2]
+        assert [place for place, _ in course().best] == [1]
         writer.event(REUSED, trial=1)
         create(store, "second")
         end("dddd", measurement(0.2))
         end("eeee", measurement(0.4))
         kept = course()
-        assert [place for place, _ in kept.best] == [2, 4]
+        assert [place for place, _ in kept.best] == [1, 4]
         assert [rate for _, rate in kept.best] == pytest.approx([slow, fast], rel=0.02)
         assert kept.reused == course().reused == 1
         fastest = store.trials(campaign.id)[3]
         attempt = writer.start_attempt(writer.repeat(fastest), run_folder="r")
         writer.finish_attempt(attempt, failure(FailureKind.OUT_OF_MEMORY), retry=False)
-        assert [place for place, _ in course().best] == [2, 5], "what led has failed since"
+        assert [place for place, _ in course().best] == [1, 5], "what led has failed since"
 
     def test_an_unknown_name_brings_the_nearest(self, store: Store, campaign: Campaign) -> None:
         with pytest.raises(NotFound) as missing:
@@ -372,7 +372,9 @@ class TestTrials(StoreContract):
             writer.start_attempt(trial, run_folder="1"), measurement(), retry=False
         )
         second = writer.start_attempt(repeated(writer, store, campaign), run_folder="2")
-        writer.finish_attempt(second, failure(FailureKind.OUT_OF_MEMORY), retry=False)
+        writer.finish_attempt(second, failure(FailureKind.CRASHED), retry=True)
+        third = writer.start_attempt(store.trials(campaign.id)[0], run_folder="3")
+        writer.finish_attempt(third, failure(FailureKind.OUT_OF_MEMORY), retry=False)
         assert best(store, None) == []
         assert store.final_outcomes(campaign.id) == [
             (RECIPE, measurement()),

@@ -4,6 +4,7 @@ system stands behind.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -17,6 +18,7 @@ from frontrunner.evaluators.cluster.allocations import MAX_FAILED_STARTS, Placed
 from frontrunner.evaluators.cluster.environment import Allocation
 from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource
 from frontrunner.spaces.errors import NodesUnavailable
+from support.campaigns import wait_for
 
 SETTINGS = DispatchSettings(
     backend="parsl", scheduler="slurm", walltime="01:00:00", queue_limit_minutes=1.0
@@ -268,3 +270,60 @@ def test_a_held_job_is_not_replaced(tmp_path: Path, asked: list[Imagined]) -> No
     with pytest.raises(NodesUnavailable, match="job ends in 20 s, and what waits needs up to 90 s"):
         placed(held, waiting(1), now_s=20.0)
     held.close()
+
+
+class Executor:
+    """As much of Parsl's executor as an allocation uses; its functions are done at once."""
+
+    provider = None
+
+    def __init__(self) -> None:
+        self.blocks_to_job_id: dict[str, str] = {}
+        self.submitted: list[tuple[Any, ...]] = []
+        self.is_shut_down = False
+
+    def start(self) -> None:
+        pass
+
+    def scale_out_facade(self, _count: int) -> None:
+        self.blocks_to_job_id["0"] = "7"
+
+    def status(self) -> dict[str, Any]:
+        return {}
+
+    def connected_managers(self) -> list[dict[str, Any]]:
+        return [{"active": True}]
+
+    def submit(self, function: Any, _specification: Any, *arguments: Any) -> Future[Any]:
+        self.submitted.append(arguments)
+        done: Future[Any] = Future()
+        done.set_result(("n1", "n2"))
+        return done
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True
+
+
+def test_parsl_allocation_serves_steps_until_it_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = Executor()
+    monkeypatch.setattr(allocations, "make_executor", lambda *_: executor)
+    monkeypatch.setattr(allocations, "STATUS_S", 0.0)
+    monkeypatch.setattr(allocations, "POLL_S", 0.001)
+    monkeypatch.setattr(allocations, "seconds_left", lambda *_: 60.0)
+    began_s = time.monotonic()
+    held = allocations.ParslAllocation(SOURCE, "1", tmp_path / "1")
+    step = Placed(step=tmp_path / "s", allocation=held, hosts=("n1",), expected_end_s=0.0)
+    held.start(step)
+
+    wait_for(lambda: held.ready_s is not None and step.task is not None)
+
+    assert (held.job_id, held.hosts) == ("7", ("n1", "n2"))
+    assert held.end_s is not None
+    assert began_s + 60.0 <= held.end_s <= time.monotonic() + 60.0
+    assert (str(tmp_path / "s"), "srun", []) in executor.submitted
+    assert held.ended_s is None
+    held.give_back()
+    assert held.wait(60.0)
+    assert (executor.is_shut_down, held.ended_s is not None) == (True, True)

@@ -17,12 +17,14 @@ from frontrunner.evaluators.cluster.agent import (
     HeartbeatMonitor,
     NodeReport,
     OrphanedSteps,
+    RankAgent,
     Step,
     StepFolder,
     was_interrupted,
 )
 from frontrunner.evaluators.cluster.allocations import Placed
 from frontrunner.evaluators.cluster.probe import StepWatch
+from frontrunner.evaluators.probe.fork_server import RankExited, RanksStarted, Report, ServerLost
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.results.outcome import Failure, FailureKind
@@ -274,3 +276,77 @@ def test_what_is_long_over_or_was_never_a_step_is_not_waited_for(
     assert OrphanedSteps([tmp_path / "gone"]).have_ended()
     os.utime(left.path / "step.json", (0, 0))
     assert OrphanedSteps([left.path]).have_ended()
+
+
+class Scripted:
+    """A fork server whose reports are given, some at a time; the step is cancelled before the
+    first that are none. A rank that is killed has ended at the next report.
+    """
+
+    def __init__(self, folder: StepFolder, reports: list[list[Report]]) -> None:
+        self._folder = folder
+        self._reports = list(reports)
+        self.started: tuple[str, list[int]] | None = None
+
+    def start(self, token: str, *, job: Path, world_size: int, ranks: range) -> None:
+        del job, world_size
+        self.started = token, list(ranks)
+
+    def reports(self, timeout_s: float) -> list[Report]:
+        del timeout_s
+        found = self._reports.pop(0)
+        if not found:
+            self._folder.cancel()
+        return found
+
+    def kill(self, pid: int) -> None:
+        self._reports.append([RankExited("00001.1", 0, -pid)])
+
+
+STARTED = RanksStarted("00001.1", (7,))
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected", "is_clean"),
+    [
+        pytest.param(
+            [[RankExited("00000.1", 0, 9), STARTED], [RankExited("00001.1", 0, 3)]],
+            {"running": True, "statuses": {0: 3}},
+            True,
+            id="a rank of an earlier step",
+        ),
+        pytest.param(
+            [[STARTED], []],
+            {"running": True, "statuses": {0: -7}, "killed": (0,)},
+            True,
+            id="cancelled",
+        ),
+        pytest.param([[]], {"killed": (0,)}, False, id="cancelled before it starts"),
+        pytest.param(
+            [[STARTED], [ServerLost()]],
+            {"running": True, "trouble": "the node's fork server ended, and the ranks with it"},
+            False,
+            id="server lost",
+        ),
+    ],
+)
+def test_rank_agent_reports_how_its_node_s_ranks_ended(
+    left: StepFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    reports: list[list[Report]],
+    expected: dict[str, Any],
+    is_clean: bool,
+) -> None:
+    server = Scripted(left, reports)
+    monkeypatch.setattr(agent, "LOOK_S", 0.0)
+    monkeypatch.setattr(agent, "kernel_oom_kills", lambda: 0)
+    monkeypatch.setattr(agent, "kill_rank", server.kill)
+    step = left.step()
+    assert step is not None
+    ranks = RankAgent(step, 0, "n1", server=cast("Any", server))
+
+    ranks.run()
+
+    assert server.started == ("00001.1", [0])
+    assert left.report(0) == NodeReport(node=0, host="n1", ended=True, **expected)
+    assert ranks.is_clean == is_clean

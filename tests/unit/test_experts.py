@@ -224,7 +224,13 @@ def test_what_makes_no_mixture_is_refused(changes: dict[str, Any], message: str)
         (
             {"expert_parallel": 2, "sharding": Sharding(parameters=4, gradients=4, optimizer=4)},
             "experts-sharding",
-            "not hybrid-4",
+            "expert_parallel takes none",
+        ),
+        (
+            {"expert_tensor_parallel": 2}
+            | {"sharding": Sharding(parameters=4, gradients=4, optimizer=4)},
+            "experts-sharding",
+            "expert_tensor_parallel takes none",
         ),
         (
             {
@@ -246,6 +252,9 @@ def test_recipes_that_experts_do_not_allow(choices: dict[str, Any], code: str, t
     assert (reason.code, text in reason.text) == (code, True)
 
 
+BIASED = {"experts": 8, "experts_per_token": 2, "biases": "all"}
+
+
 @pytest.mark.parametrize(
     ("model", "choices", "code"),
     [
@@ -265,9 +274,13 @@ def test_recipes_that_experts_do_not_allow(choices: dict[str, Any], code: str, t
             None,
         ),
         ({"key_value_rank": 16, "rotary_width": 8, "kv_heads": 24}, {}, None),
+        (BIASED, {"expert_tensor_parallel": 2}, "experts-biases"),
+        (BIASED, {"expert_parallel": 2}, None),
+        (BIASED, {"replication": "ddp"}, None),
+        (BIASED, {"expert_parallel": 2, "sharding": Sharding.named("zero-1", 16)}, None),
     ],
 )
-def test_recipes_that_deepseek_does_not_allow(
+def test_models_restrict_their_recipes(
     model: dict[str, Any], choices: dict[str, Any], code: str | None
 ) -> None:
     problem = replace(legality.PROBLEM, model=replace(legality.MODEL, **model))

@@ -230,7 +230,7 @@ def test_a_recipe_that_was_never_measured_is_exported_from_its_campaign_file(
     assert "# never measured" in text
     stored(store, chosen, figures="measured", name="c")
     text = frontrunner.export(CHOICES, to="megatron-lm", campaign=EXAMPLE, store=str(store))
-    assert "measured in campaign c" in text
+    assert "measured in campaign c, by frontrunner's torch engine" in text
     with pytest.raises(InvalidInput, match="needs the campaign file"):
         frontrunner.export(CHOICES, to="megatron-lm", store=str(store))
 

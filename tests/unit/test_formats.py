@@ -741,6 +741,25 @@ def test_a_precision_that_deepspeed_s_file_leaves_open_is_the_script_s() -> None
     assert TOOLS["deepspeed"].read(PROBLEM, Given(text=text)) == replace(PLAIN, engine="deepspeed")
 
 
+def test_accelerate_shards_over_all_devices_where_its_file_says_no_number() -> None:
+    recipe = replace(PLAIN, sharding=Sharding.named("zero-3", 8))
+    text = TOOLS["accelerate"].render(PROBLEM, recipe, ())
+    lines = [line for line in text.splitlines() if "processes" not in line and "shard_" not in line]
+    assert TOOLS["accelerate"].read(PROBLEM, Given(text="\n".join(lines))) == recipe
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_megatron_notes_that_selective_recompute_is_its_own(recompute: str) -> None:
+    notes = TOOLS["megatron-lm"].export(PROBLEM, replace(PLAIN, recompute=recompute)).notes
+    assert any("recompute selective" in note for note in notes) == (recompute == "selective")
+
+
+@pytest.mark.parametrize("off", ["float8.no-enable", "float8.enable false"])
+def test_torchtitan_may_be_told_not_to_quantize(off: str) -> None:
+    text = TOOLS["torchtitan"].render(PROBLEM, PLAIN, ()) + f" --quantize.linear.{off}"
+    assert TOOLS["torchtitan"].read(PROBLEM, Given(text=text)) == PLAIN
+
+
 def test_torchtitan_is_told_the_precision() -> None:
     whole = problem(precision="fp32")
     text = TOOLS["torchtitan"].render(whole, PLAIN, ())

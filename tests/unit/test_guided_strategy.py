@@ -18,7 +18,7 @@ from frontrunner.evaluators.analytic.priors import DEVIATIONS, LEARNED
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.search.guided.prior import Prior, prior_of
-from frontrunner.search.guided.strategy import Guided
+from frontrunner.search.guided.strategy import Guided, Observations
 from frontrunner.search.strategy import Evidence, Forecaster, Told
 from frontrunner.spaces.cluster import ByPrecision, FittedCode, FittedConstant
 from frontrunner.spaces.problem import Problem, SoftwareSettings
@@ -441,3 +441,17 @@ def test_only_failures_that_may_be_a_want_of_memory_teach_it(kind: FailureKind) 
     strategy.tell(Told(recipe=recipe, outcome=Failure(kind=kind, message="no")))
     may_be = kind in (FailureKind.OUT_OF_MEMORY, FailureKind.CRASHED, FailureKind.HUNG)
     assert (strategy.peak_memory_bytes()[recipe] > before) == may_be
+
+
+def test_noise_is_of_repeats_or_else_of_each_probe() -> None:
+    seen = Observations(memory_bytes=1.0)
+    assert seen.noise() == 0.0
+    seen.log_speeds, seen.spreads = {0: [5.0], 1: [0.0]}, {0: [0.03], 1: [0.04]}
+    assert seen.noise() == pytest.approx(0.035)
+    assert seen.deviations() == pytest.approx([0.03, 0.04])
+    seen.log_speeds |= {1: [0.0, 0.2], 2: [0.0, 0.3, 0.6]}
+    seen.spreads |= {1: [0.03, 0.04], 2: [0.0, 0.0, 0.0]}
+    pooled = math.sqrt((0.02 + 0.18) / 3)
+    assert seen.noise() == pytest.approx(pooled)
+    own = [0.03**2 + pooled**2, (0.05**2 + 2 * pooled**2) / 4, pooled**2 / 3]
+    assert seen.deviations() == pytest.approx(np.sqrt(own))

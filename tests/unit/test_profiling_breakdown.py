@@ -4,13 +4,17 @@ event.
 
 from __future__ import annotations
 
+import gzip
+import json
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from frontrunner.evaluators.diagnostics.profile import join_traces
 from frontrunner.evaluators.diagnostics.step_breakdown import (
     Breakdown,
     Event,
@@ -241,3 +245,32 @@ def test_the_order_of_events_in_a_file_does_not_matter() -> None:
         event("aten::mm", 30, 40),
     ]
     assert parts(*events) == parts(*reversed(events))
+
+
+def test_joined_traces_have_one_clock_and_a_process_for_each_rank(tmp_path: Path) -> None:
+    step = {"ph": "X", "pid": 7, "tid": 1, "ts": 100.0, "dur": 9.0}
+    step |= {"name": "frontrunner::step", "cat": "user_annotation"}
+    about = {"ph": "M", "pid": 7, "args": {"name": "python"}}
+    kept = [step, about | {"name": "process_name"}, about | {"name": "process_sort_index"}]
+    arrow, mark = {"ph": "s", "pid": 7, "name": "ac2g"}, step | {"pid": "Spans", "name": "mark"}
+    traces = [tmp_path / "0.json.gz", tmp_path / "1.json.gz"]
+    for path, base_ns in zip(traces, (5_000, 7_000), strict=True):
+        with gzip.open(path, "wt") as file:
+            trace = {"baseTimeNanoseconds": base_ns, "traceEvents": [arrow, mark, *kept]}
+            json.dump(trace, file)
+
+    breakdowns = join_traces(traces, tmp_path / "all.json.gz")
+
+    assert [found.step_time_s for found in breakdowns] == pytest.approx([9e-6, 9e-6])
+    with gzip.open(tmp_path / "all.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    found = [(e["pid"], e["ts"], e["name"], e.get("args")) for e in events]
+    assert found == [
+        (rank + 1, start_us + 2 * rank, name, args)
+        for rank in (0, 1)
+        for start_us, name, args in (
+            (100, "frontrunner::step", None),
+            (0, "process_name", {"name": f"rank {rank}: python"}),
+            (0, "process_sort_index", {"sort_index": rank}),
+        )
+    ]

@@ -153,6 +153,21 @@ def test_the_link_leads_to_an_address_that_is_answered(
     assert urlsplit(address).netloc.removesuffix(":9") in found.host_names
 
 
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("127.0.0.2", "http://127.0.0.2:9"),
+        ("0.0.0.0", "http://127.0.0.1:9"),
+        ("10.0.0.1", "https://tune.example.org"),
+    ],
+)
+def test_programs_of_this_machine_go_around_the_proxy_where_they_can(
+    tmp_path: Path, host: str, address: str
+) -> None:
+    chosen = settings(tmp_path, host=host, allowed_hosts=("tune.example.org",), behind_tls=True)
+    assert chosen.here(9) == address
+
+
 def test_a_proxy_needs_a_name_and_is_told_where_to_connect(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no --allow-host gives its name") as refused:
         settings(tmp_path, behind_tls=True, port=0)

@@ -4,6 +4,7 @@ ours.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from frontrunner.remote import connect
 from frontrunner.results.process_identity import acting_for, this_host
 from frontrunner.results.store import open_store
+from frontrunner.server import drivers
 from frontrunner.server.auth import (
     MOST_LINKS,
     PLAIN_HTTP_VARIABLE,
@@ -31,7 +33,7 @@ from frontrunner.server.auth import (
 from frontrunner.server.drivers import CHILD, Drivers, our_process
 from frontrunner.server.errors import Conflict
 from frontrunner.server.middleware import RateLimit
-from frontrunner.spaces.errors import InvalidInput, NotFound
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NotFound
 from support.services import settings
 
 
@@ -111,6 +113,32 @@ def test_a_bucket_fills_again_with_time_for_each_address() -> None:
 @pytest.fixture
 def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+
+REPORTING = """
+import json, os, sys
+said = json.load(sys.stdin)
+print(json.dumps(said | {"words": sys.argv[1:], "store": os.environ["FRONTRUNNER_STORE"]}))
+"""
+
+
+def test_starter_hands_a_child_its_order_and_returns_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reporting_child.py").write_text(REPORTING)
+    monkeypatch.setattr(drivers, "CHILD", "reporting_child")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    starter = drivers.Starter(settings(tmp_path))
+    report = starter.start(("launch", "x"), {"a": 1})
+    assert report.pop("pid") > 0
+    assert report == {"a": 1, "words": ["launch", "x"], "store": settings(tmp_path).store}
+    problem = {"error": {"kind": "", "detail": "this is refused"}}
+    (tmp_path / "reporting_child.py").write_text(f"print({json.dumps(problem)!r})")
+    with pytest.raises(FrontrunnerError, match="this is refused"):
+        starter.start(("launch",))
+    (tmp_path / "reporting_child.py").write_text("")
+    with pytest.raises(FrontrunnerError, match="without a report"):
+        starter.start(("launch",))
 
 
 def test_only_a_frontrunner_that_was_there_at_the_time_is_ours(

@@ -156,6 +156,12 @@ def test_flops_of_a_window_are_of_what_it_and_the_causal_mask_leave(
     )
 
 
+def test_mtp_layer_has_a_projection_and_three_norms_besides() -> None:
+    layer = replace(SMALL, layers=3).parameters - SMALL.parameters
+    added = replace(SMALL, mtp_layers=1).parameters - SMALL.parameters
+    assert added == layer + 2 * SMALL.hidden * SMALL.hidden + 3 * SMALL.hidden
+
+
 def test_flops_of_attention_follow_the_heads_own_width() -> None:
     wide = replace(SMALL, head_width=4)  # twice hidden / heads
     more = (

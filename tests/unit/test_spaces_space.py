@@ -19,6 +19,7 @@ from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, Recipe
 from frontrunner.spaces.space import FRAME, MAX_POINTS, Space, recipe_at
+from frontrunner.spaces.variants import scaled
 
 MODEL = Model(name="toy", layers=6, hidden=64, heads=8, kv_heads=4, ffn_hidden=256, vocabulary=257)
 CLUSTER = Cluster(
@@ -142,6 +143,9 @@ def test_context_ranks_are_something_to_shard_over_and_share_the_batch() -> None
         "tensor_parallel 1 x pipeline_parallel 1 x context_parallel 3 does not divide 8 devices"
     )
     assert expected in survey.examples["devices-divide"]
+    refused = scaled(survey.recipes[0], survey, 12, weak=True)
+    assert isinstance(refused, Reason)
+    assert refused.code == "devices-divide"
 
 
 def test_a_sharding_over_a_whole_group_is_its_common_name() -> None:

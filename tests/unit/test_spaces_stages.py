@@ -147,3 +147,6 @@ def test_further_tokens_leave_the_last_stage_as_few_layers_as_nvidia_s_layout_of
     )
     asked = replace(problem(layers=61, vocabulary=130), model=model, sequence_length=4096)
     assert balanced_layers(pipeline(16), asked) == (4,) * 15 + (1,)
+    for stages in range(2, 16):  # where all is computed once more, each part's share is the same
+        again = replace(pipeline(stages), recompute="full", loss_chunks=2)
+        assert balanced_layers(again, asked) == balanced_layers(pipeline(stages), asked)

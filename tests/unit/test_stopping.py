@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from rich.live import Live
 
+from frontrunner.evaluators.protocol import Progress
 from frontrunner.results.prior_results import REUSED
 from frontrunner.results.records import COPIED, IMPORTED, UNARCHIVED
 from frontrunner.results.states import CampaignState
@@ -20,9 +24,11 @@ from frontrunner.search.budget import (
     outlook_in_words,
 )
 from frontrunner.search.listener import View
+from frontrunner.search.running_attempt import RunningProbe
 from frontrunner.search.strategy import Outlook
-from frontrunner.views.live import Lines, panel
+from frontrunner.views.live import Lines, Panel, panel
 from frontrunner.views.results import print_outlook
+from support.campaigns import tiny_recipe
 
 LITTLE = Outlook(expected_improvement=0.0042, gap=0.0, gap_at_most=0.12)
 MUCH = replace(LITTLE, expected_improvement=0.01)
@@ -96,6 +102,28 @@ def test_panel_shows_the_outlook_on_one_line(width: int) -> None:
     assert line.rstrip().endswith(
         "next probe +0.4 %; best 3.3 % (at most 10.7 %) below the space's"
     )
+
+
+@pytest.mark.parametrize(
+    ("progress", "line"),
+    [
+        (None, "3 s"),
+        (Progress(phase="stepping", steps_done=2, steps_total=9), "3 s, step 2 of at most 9"),
+        (Progress(phase="building", steps_done=0, steps_total=9), "3 s, building"),
+    ],
+)
+def test_panel_shows_how_far_a_probe_is(progress: Progress | None, line: str) -> None:
+    probe = RunningProbe(number=1, recipe=tiny_recipe(), seconds=3.0, progress=progress)
+    screen = Console(width=100, file=io.StringIO(), record=True)
+    screen.print(panel(View(name="c", strategy="s", legal_recipes=9, running=(probe,)), width=100))
+    assert f"  {line}\n" in re.sub(" +\n", "\n", screen.export_text())
+
+
+def test_panel_prints_notices_as_they_are() -> None:
+    screen = Console(width=100, file=io.StringIO(), record=True)
+    view = View(name="c", strategy="s", legal_recipes=9)
+    Panel(Live(console=screen)).noticed(view, "lost", {"trial": 4, "recipe": "[red]tp1[/red]"})
+    assert screen.export_text() == "probe 4 was cut off with its driver: [red]tp1[/red]\n"
 
 
 def test_print_outlook_shows_the_unused_budget(capsys: pytest.CaptureFixture[str]) -> None:
