@@ -397,7 +397,7 @@ def test_the_version_is_the_package_s(tmp_path: Path) -> None:
 def test_help_fits_a_screen_and_has_examples(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    frontrunner([*command.split(), "--help"], standalone_mode=False)
+    frontrunner([*command.split(), "--help"], "frontrunner", standalone_mode=False)
     text = capsys.readouterr().out
     assert len(text.splitlines()) <= 50
     assert max(map(len, text.splitlines())) <= 80
