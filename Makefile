@@ -20,7 +20,7 @@ test: .venv/.installed-dev
 
 # Batch systems, browsers and killed processes beside each other; then what watches the whole machine.
 system: .venv/.installed-dev
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "$(SYSTEM) and not alone"
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "$(SYSTEM) and not alone"
 	$(BIN)/pytest -m "$(SYSTEM) and alone" tests/system tests/faults
 
 # What is exhaustive, drawn at random, or too long for a gate: hours.

@@ -54,7 +54,7 @@ def evaluator(request: pytest.FixtureRequest, setup: ProbeSetup) -> Iterator[Eva
     evaluator.close()
 
 
-def collect(evaluator: Evaluator, count: int, timeout_s: float = 60.0) -> list[Finished]:
+def collect(evaluator: Evaluator, count: int, timeout_s: float = 600.0) -> list[Finished]:
     found: list[Finished] = []
 
     def enough() -> bool:

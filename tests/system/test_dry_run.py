@@ -58,14 +58,14 @@ def peaks(job: Job) -> list[int]:
 
 
 SAME_AS_REAL = {
+    "one rank, in pieces": {"loss_chunks": 4, "feed_forward_tiles": 4},
+}
+MORE_SAME_AS_REAL = {
     "experts, shared": {
         "data_parallel": 2,
         "expert_parallel": 2,
         "model": EXPERTS | {"routing": "uniform"},
     },
-    "one rank, in pieces": {"loss_chunks": 4, "feed_forward_tiles": 4},
-}
-MORE_SAME_AS_REAL = {
     "zero-3, bf16, recompute full": {
         "data_parallel": 2,
         "sharding": (2, 2, 2),
@@ -133,7 +133,7 @@ GPT2 = {
     [
         pytest.param({"kv_heads": 2, "head_width": 24}, id="grouped heads of their own width"),
         pytest.param(GPT2, id="tied, biases"),
-        pytest.param({"experts": 4, "experts_per_token": 2}, id="experts"),
+        pytest.param({"experts": 4, "experts_per_token": 2}, id="experts", marks=nightly),
         pytest.param(DEEPSEEK, id="deepseek", marks=nightly),
         pytest.param(
             {"post_norms": True, "parallel_residual": True}, id="norms after, parallel residual"

@@ -69,7 +69,7 @@ class Shown:
         return is_page(answer.headers["content-type"], answer.text())
 
 
-@pytest.fixture(scope="module", params=["empty", "filled"])
+@pytest.fixture(scope="module", params=[pytest.param("empty", marks=pytest.mark.nightly), "filled"])
 def shown(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Shown]:

@@ -99,7 +99,11 @@ def test_pieces_of_a_tied_head_change_no_number(tmp_path: Path) -> None:
         # 8 sequences of 128 tokens: logits in fp32, and as much again for their gradient at the
         # least. With fewer words the peak of a process is another's, at its start.
         pytest.param(
-            "loss_chunks", {"vocabulary": 131072}, 2 * 8 * 128 * 131072 * 4, id="loss_chunks"
+            "loss_chunks",
+            {"vocabulary": 131072},
+            2 * 8 * 128 * 131072 * 4,
+            id="loss_chunks",
+            marks=pytest.mark.nightly,
         ),
         # gate, up, the gate's SiLU and the product, of each of the layers.
         pytest.param(
@@ -208,8 +212,11 @@ def test_compiled_blocks_train_as_one_process(recipe: dict[str, Any], tmp_path: 
 @pytest.mark.parametrize(
     "recipe",
     _rows(
-        {"dp2-zero3-ep2-tiles": ZERO_3 | {"expert_parallel": 2, "feed_forward_tiles": 2}},
-        {"tp2-sp-etp2": SEQUENCE_PARALLEL | {"expert_tensor_parallel": 2}},
+        {},
+        {
+            "dp2-zero3-ep2-tiles": ZERO_3 | {"expert_parallel": 2, "feed_forward_tiles": 2},
+            "tp2-sp-etp2": SEQUENCE_PARALLEL | {"expert_tensor_parallel": 2},
+        },
     ),
 )
 def test_layers_with_experts_are_compiled_in_part(recipe: dict[str, Any], tmp_path: Path) -> None:

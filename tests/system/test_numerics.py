@@ -203,11 +203,6 @@ BALANCED_BY_A_LOSS: dict[str, dict[str, Any]] = {
 CASES = [
     Case(name="tp4-sp-qwen-replicates-2-kv-heads", recipe=_tensor(4, sequence=True), model=QWEN),
     Case(
-        name="tp2-sp-pp2-zbv-learned",
-        recipe=_tensor(2, sequence=True) | _pipeline(2, "zbv", virtual=2) | {"recompute": "full"},
-        model=GPT2,
-    ),
-    Case(
         name="dp4-levels-244-learned-tied",
         recipe=_data(4, (2, 4, 4)),
         model=GPT2 | {"tied_embeddings": True},
@@ -237,12 +232,6 @@ CASES = [
         model={"layers": 8},
     ),
     Case(
-        name="tp2-sp-dp4-levels-224-replicates-1-kv-head",
-        recipe=_tensor(2, sequence=True) | _data(4, (2, 2, 4)),
-        model={"kv_heads": 1},
-        clip_norm=CLIP_NORM,
-    ),
-    Case(
         name="latent-attention-tp2-sp-cp2-math",
         recipe=_context(2, tensor=2, sequence=True),
         model=LATENT_MATH,
@@ -259,6 +248,17 @@ CASES = [
     ),
 ]
 MORE_CASES = [
+    Case(
+        name="tp2-sp-dp4-levels-224-replicates-1-kv-head",
+        recipe=_tensor(2, sequence=True) | _data(4, (2, 2, 4)),
+        model={"kv_heads": 1},
+        clip_norm=CLIP_NORM,
+    ),
+    Case(
+        name="tp2-sp-pp2-zbv-learned",
+        recipe=_tensor(2, sequence=True) | _pipeline(2, "zbv", virtual=2) | {"recompute": "full"},
+        model=GPT2,
+    ),
     Case(
         name="tp4-replicates-2-kv-heads",
         recipe=_tensor(4),
