@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from mutate import judge
+from mutate import imports, judge
 from mutate_drawing import Mutation, draw, mutations
 
 SOURCE = '''"""Two functions."""
@@ -124,3 +124,21 @@ def test_judge_does_not_apply_to_functions_that_are_gone(module: ModuleType) -> 
     del module.larger
 
     assert judge(mutant, [], seconds=60) == "not applicable"
+
+
+def test_modules_named_by_a_text_are_imported(tmp_path: Path) -> None:
+    sources = {
+        "top.a": 'def load():\n    import top.b\n    return "top.c:run", "d:run", "top"\n',
+        "top.b": "from top import c\n",
+        "top.c": 'LOADED = "top.d"\n',
+        "top.d": "",
+    }
+    paths = {name: tmp_path / f"{name}.py" for name in sources}
+    for name, path in paths.items():
+        path.write_text(sources[name])
+    assert imports(paths) == {
+        "top.a": {"top.b", "top.c", "top.d"},
+        "top.b": {"top.c"},
+        "top.c": {"top.d"},
+        "top.d": set(),
+    }
