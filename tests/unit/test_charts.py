@@ -18,9 +18,10 @@ from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.fronts import checked_objectives, front
 from frontrunner.results.arrays import KINDS, Attempts
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
-from frontrunner.results.ranking import RankedRecipe, pareto
+from frontrunner.results.ranking import RankedRecipe, best
 from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store, open_store
+from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.views.charts import FIGURES
@@ -252,17 +253,32 @@ def test_charts_are_of_one_moment_while_outcomes_arrive(
     path = tmp_path / "s.db"
     first = recorded(path, SPEC, [(RECIPES[1, 1, 1], [measured(100.0, 0.5)])])
 
-    def pareto_after_an_outcome(store: Store, campaign: Campaign) -> list[RankedRecipe]:
+    def after_an_outcome(store: Store, campaign: Campaign, places: Any) -> list[RankedRecipe]:
         with open_store(str(path)) as other:
             lease = other.acquire_lease(campaign.id, host="another-host.example", pid=1)
             add_trial(other.drive(lease), SPEC, BEST, [measured(500.0, 0.25)])
-        return pareto(store, campaign)
+        return best(store, campaign, top=None)
 
-    monkeypatch.setattr("frontrunner.views.charts.marks.pareto", pareto_after_an_outcome)
+    monkeypatch.setattr("frontrunner.views.charts.marks.ranked_at", after_an_outcome)
     with open_store(str(path)) as store:
         found = collect(store, store.campaign(SPEC.name), first.survey)
-        assert len(rows_of(chart_of(speed_memory(found)).spec, "peak")) == 1
-        assert len(pareto(store, SPEC.name)) == 1, "the outcome that arrived is alone on the front"
+        assert [row.recipe for row in found.ranking] == [RECIPES[1, 1, 1]]
+        assert [row.recipe for row in best(store, SPEC.name)] == [BEST, RECIPES[1, 1, 1]]
+
+
+def test_speed_memory_leaves_out_a_recipe_that_is_measured_once_and_waits_for_its_repeat(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "s.db"
+    first = recorded(path, SPEC, [(RECIPES[1, 1, 1], [measured(100.0, 0.5)])])
+    with open_store(str(path)) as store:
+        lease = store.acquire_lease(first.campaign.id, host="another-host.example", pid=1)
+        writer = store.drive(lease)
+        trial = writer.propose(recipe_id(SPEC.problem, BEST), BEST)
+        attempt = writer.start_attempt(trial, run_folder="/runs/x")
+        writer.finish_attempt(attempt, measured(500.0, 0.25), retry=True)
+        found = collect(store, store.campaign(SPEC.name), first.survey)
+    assert [row["peak"] for row in rows_of(chart_of(speed_memory(found)).spec, "peak")] == [0.5]
 
 
 def test_front_of_three_objectives_is_what_nothing_dominates(collected: Collected) -> None:
