@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, func, or_, select
 
 from frontrunner.results.arrays import (
     COPIES,
@@ -87,15 +87,11 @@ class Snapshot:
     def _read(self, connection: Connection, campaign: Campaign) -> None:
         mine = TrialRow.campaign_id == campaign.id
         self._read_recipes(connection, mine, TrialRow.id > self._newest_trial)
-        self._read_outcomes(connection, mine, TrialRow.outcome_number > self._newest_outcome)
-        is_open = TrialRow.state.in_(
-            (TrialState.QUEUED, TrialState.RUNNING)
-        )  # also a measured one that is repeated
-        if waiting := connection.execute(
-            select(TrialRow.id, TrialRow.state).where(mine, is_open)
-        ).all():
-            ids, states = zip(*waiting, strict=True)
-            self._note(self._rows_of(ids), states)
+        # An open trial can have a measurement that is to be repeated, and then has a standing.
+        is_open = TrialRow.state.in_((TrialState.QUEUED, TrialState.RUNNING))
+        self._read_outcomes(
+            connection, mine, or_(TrialRow.outcome_number > self._newest_outcome, is_open)
+        )
         self._read_attempts(connection, campaign)
 
     def _read_recipes(self, connection: Connection, *new: ColumnElement[bool]) -> None:
@@ -169,7 +165,7 @@ class Snapshot:
                 else found
             )
             self._figures[name] = changed
-        self._newest_outcome = max(self._newest_outcome, *numbers)
+        self._newest_outcome = max(self._newest_outcome, *(number or 0 for number in numbers))
 
     def _read_attempts(self, connection: Connection, campaign: Campaign) -> None:
         """Read what ended since: not by id alone, since a probe that was started earlier may end

@@ -30,8 +30,8 @@ GUIDED = ("guided", "optuna-tpe", "optuna-gp", "deephyper")
 
 
 def by_name(names: Iterable[str]) -> pytest.MarkDecorator:
-    """Run a test with each strategy; with Optuna's slow sampler in the place of its usual one every
-    night.
+    """Run a test once per strategy; with `optuna-gp`, many times as slow as others, in `make
+    nightly` alone.
     """
     nightly = {"optuna-gp": pytest.mark.nightly}
     cases = [pytest.param(name, marks=nightly.get(name, ())) for name in dict.fromkeys(names)]

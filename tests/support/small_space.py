@@ -91,11 +91,6 @@ def expert_factors(recipe: Recipe) -> Row:
     return factors(recipe) | {name: getattr(recipe, name) for name in degrees}
 
 
-def tries_every() -> bool:
-    """Whether all legal recipes are wanted instead of some that cover each pair: see `EVERY`."""
-    return bool(os.environ.get(EVERY))
-
-
 def covering_recipes(
     space: Space, *, run_anyway: Iterable[Recipe] = ()
 ) -> dict[str, dict[str, Any]]:
@@ -105,7 +100,7 @@ def covering_recipes(
     All of them where the environment says so: see `EVERY`.
     """
     recipes = legal_recipes(space)
-    if tries_every():
+    if os.environ.get(EVERY):
         return recipes
     rows = [factors(small_recipe(**recipe)) for recipe in recipes.values()]
     chosen = set(covering(rows, covered=[factors(recipe) for recipe in run_anyway]))

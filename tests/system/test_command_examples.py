@@ -19,10 +19,12 @@ NEEDS = {
 }
 
 
+BY_DAY = "command-accelerate"
+
+
 @pytest.mark.parametrize(
     "name",
-    ["command-accelerate"]
-    + [pytest.param(name, marks=pytest.mark.nightly) for name in NEEDS if "accelerate" not in name],
+    [pytest.param(name, marks=() if name == BY_DAY else pytest.mark.nightly) for name in NEEDS],
 )
 def test_an_example_measures_another_trainer_s_recipes(tmp_path: Path, name: str) -> None:
     pytest.importorskip(NEEDS[name])

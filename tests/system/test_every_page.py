@@ -119,8 +119,8 @@ def _filled(
 
 
 def complaints(page: api.Page, path: str, scheme: Literal["light", "dark"]) -> Iterator[str]:
-    """What is wrong with the page of an address: at every width that it does not fit; on a phone,
-    where most has to be scrolled, what axe finds. Only colors differ in the dark.
+    """Say what is wrong with a page: its weight, the widths that it does not fit, and what axe
+    finds at the narrowest one, where most has to be scrolled. In the dark axe checks contrast.
     """
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     page.wait_for_load_state("networkidle")

@@ -26,7 +26,6 @@ from support.small_space import (
     covering_recipes,
     expert_pairs_left_out,
     pairs_left_out,
-    tries_every,
 )
 from support.trainer_runs import (
     BALANCED,
@@ -246,6 +245,14 @@ CASES = [
         recipe=_context(2, tensor=4, sequence=True),
         model={"heads": 8, "kv_heads": 2},
     ),
+    Case(
+        name="order-dp-tp-tp2-sp-dp2-zero3",
+        recipe=_tensor(2, sequence=True) | _data(2, ZERO_3) | _order("dp-tp-pp"),
+    ),
+    Case(
+        name="order-pp-dp-pp2-1f1b-dp2-zero1",
+        recipe=_pipeline(2, "1f1b") | _data(2, ZERO_1) | _order("tp-pp-dp"),
+    ),
 ]
 MORE_CASES = [
     Case(
@@ -398,14 +405,6 @@ MORE_CASES = [
         recipe=_tensor(2, sequence=True) | _pipeline(2, "interleaved-1f1b", virtual=2),
     ),
     Case(
-        name="order-dp-tp-tp2-sp-dp2-zero3",
-        recipe=_tensor(2, sequence=True) | _data(2, ZERO_3) | _order("dp-tp-pp"),
-    ),
-    Case(
-        name="order-pp-dp-pp2-1f1b-dp2-zero1",
-        recipe=_pipeline(2, "1f1b") | _data(2, ZERO_1) | _order("tp-pp-dp"),
-    ),
-    Case(
         name="order-dp-tp-pp-levels-224-tp2",
         recipe=_tensor(2) | _data(4, (2, 2, 4)) | _order("dp-tp-pp"),
         clip_norm=CLIP_NORM,
@@ -472,7 +471,7 @@ MORE_CASES = [
 
 
 SPACE = Space(
-    devices=(1, 2, 4, 8) if tries_every() else (1, 2, 4),
+    devices=(1, 2, 4, 8),
     tensor_parallel=(1, 2),
     pipeline_parallel=(1, 2),
     context_parallel=(1, 2),

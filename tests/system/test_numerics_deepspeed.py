@@ -16,7 +16,7 @@ import pytest
 
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.spaces.space import Space
-from support.small_space import covering_recipes, pairs_left_out, tries_every
+from support.small_space import covering_recipes, pairs_left_out
 from support.trainer_runs import (
     CLIP_NORM,
     GPT2,
@@ -140,7 +140,7 @@ def test_trains_as_one_process(case: Case, tmp_path: Path) -> None:
 
 SPACE = Space(
     engine=("deepspeed",),
-    devices=(1, 2, 4, 8) if tries_every() else (1, 2, 4),
+    devices=(1, 2, 4, 8),
     tensor_parallel=(1, 2),
     pipeline_parallel=(1, 2),
     micro_batch_seqs=(1, 2),

@@ -266,19 +266,21 @@ def test_charts_are_of_one_moment_while_outcomes_arrive(
         assert [row.recipe for row in best(store, SPEC.name)] == [BEST, RECIPES[1, 1, 1]]
 
 
-def test_speed_memory_leaves_out_a_recipe_that_is_measured_once_and_waits_for_its_repeat(
-    tmp_path: Path,
-) -> None:
+def test_charts_rank_a_measurement_that_is_to_be_repeated_as_the_store_does(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     first = recorded(path, SPEC, [(RECIPES[1, 1, 1], [measured(100.0, 0.5)])])
     with open_store(str(path)) as store:
         lease = store.acquire_lease(first.campaign.id, host="another-host.example", pid=1)
         writer = store.drive(lease)
         trial = writer.propose(recipe_id(SPEC.problem, BEST), BEST)
-        attempt = writer.start_attempt(trial, run_folder="/runs/x")
-        writer.finish_attempt(attempt, measured(500.0, 0.25), retry=True)
-        found = collect(store, store.campaign(SPEC.name), first.survey)
-    assert [row["peak"] for row in rows_of(chart_of(speed_memory(found)).spec, "peak")] == [0.5]
+        for tokens_per_s in (500.0, 300.0):
+            attempt = writer.start_attempt(trial, run_folder="/runs/x")
+            writer.finish_attempt(attempt, measured(tokens_per_s, 1.0), retry=True)
+            found = collect(store, store.campaign(SPEC.name), first.survey)
+            assert found.ranking == best(store, SPEC.name)
+            speeds = found.trials.figures["tokens_per_s"]
+            assert max(speeds) == found.ranking[0].standing.tokens_per_s
+            assert len(rows_of(chart_of(speed_memory(found)).spec, "peak")) == 2
 
 
 def test_front_of_three_objectives_is_what_nothing_dominates(collected: Collected) -> None:

@@ -314,7 +314,7 @@ def speed_memory(collected: Collected) -> Chart | Missing:
         return vl.NOTHING_MEASURED
     peaks, front = known_peaks(collected.ranking), collected.front
     ranking = [row for row in collected.ranking if row.recipe_id in peaks]
-    if not front:
+    if not ranking:
         return Missing(reason="The peak memory of no measured recipe is known.")
     limit = collected.problem.cluster.memory_bytes_per_device
     sizes = list(peaks.values())

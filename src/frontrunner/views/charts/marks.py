@@ -10,19 +10,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from frontrunner.results.arrays import (
-    RANK,
-    Attempts,
-    Ended,
-    LastAttempts,
-    Numbers,
-    Rows,
-    Trials,
-)
+from frontrunner.results.arrays import RANK, Attempts, Ended, LastAttempts, Numbers, Trials
 from frontrunner.results.nodes import SetAside
 from frontrunner.results.pages import ranked_at
 from frontrunner.results.prior_results import REUSED, trials_noted
-from frontrunner.results.ranking import RankedRecipe
+from frontrunner.results.ranking import RankedRecipe, pareto
 from frontrunner.results.records import IMPORTED, Campaign, Event
 from frontrunner.results.snapshot import attempts_of
 from frontrunner.results.status import FailedTrial, failures, status
@@ -357,25 +349,26 @@ def collect(
     campaign's space and problem, `around` a sweep's center.
     """
     with store.database.reading():
-        attempts, now = attempts_of(store, campaign), status(store, campaign)
+        attempts, front, now = (
+            attempts_of(store, campaign),
+            pareto(store, campaign),
+            status(store, campaign),
+        )
         trials = attempts.trials
         ranked = trials.ordered(trials.ranks > 0, RANK)
         ids = trials.recipe_ids[ranked].tolist()
         even = set(evenly(ids))
-        front_ids = _front(trials, ranked)
-        drawn = {*ids[:MOST_LINES], *even, *front_ids}
+        drawn = {*ids[:MOST_LINES], *even, *(row.recipe_id for row in front)}
         places = {name: place for place, name in enumerate(ids, start=1) if name in drawn}
-        ranking = ranked_at(store, campaign, places)
-        by_id = {row.recipe_id: row for row in ranking}
         return Collected(
             campaign=campaign,
             survey=survey,
             attempts=attempts,
-            ranking=ranking,
+            ranking=ranked_at(store, campaign, places),
             ranked=len(ids),
             with_peak=int(np.isfinite(trials.figures["peak_memory_bytes_max_rank"][ranked]).sum()),
             even=even,
-            front=[by_id[name] for name in front_ids if name in by_id],
+            front=front,
             failed=failures(store, campaign, limit=MOST_FAILURES),
             outlook=now.outlook,
             nodes_aside=now.nodes_aside,
@@ -383,21 +376,6 @@ def collect(
             limits=budget_used(store, campaign),
             around=around,
         )
-
-
-def _front(trials: Trials, ranked: Rows) -> list[str]:
-    """Return the ids of the recipes, of those in the rows `ranked`, that no other beats both in
-    tokens/s and in peak memory, fastest first; of equal ones the smallest id.
-
-    Not the store's own front, which has recipes whose first measurement is still to be repeated.
-    """
-    peaks = trials.figures["peak_memory_bytes_max_rank"][ranked]
-    rows, peaks = ranked[np.isfinite(peaks)], peaks[np.isfinite(peaks)]
-    order = np.lexsort((trials.recipe_ids[rows], peaks, -trials.figures["tokens_per_s"][rows]))
-    rows, peaks = rows[order], peaks[order]
-    is_less = peaks < np.minimum.accumulate(np.concatenate(([np.inf], peaks)))[:-1]
-    ids: list[str] = trials.recipe_ids[rows[is_less]].tolist()
-    return ids
 
 
 @dataclass(frozen=True, kw_only=True)
