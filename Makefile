@@ -1,6 +1,8 @@
 # Two commands to begin with:  make campaign   make test
 PYTHON ?= python3
 BIN := .venv/bin
+# What is imported is compiled then: all of torch would take a minute.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 CAMPAIGN ?= examples/laptop.toml
 QUICK := unit or contract or smoke
 SYSTEM := system and not ($(QUICK)) and not nightly
@@ -20,7 +22,7 @@ test: .venv/.installed-dev
 
 # Batch systems, browsers and killed processes beside each other; then what watches the whole machine.
 system: .venv/.installed-dev
-	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "$(SYSTEM) and not alone"
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "$(SYSTEM) and not alone"
 	$(BIN)/pytest -m "$(SYSTEM) and alone" tests/system tests/faults
 
 # What is exhaustive, drawn at random, or too long for a gate: hours.
@@ -81,11 +83,11 @@ format: .venv/.installed-dev
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(INSTALL) -c constraints.txt -e .
 	@touch $@
 
 .venv/.installed-dev: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) -c constraints.txt -e '.[dev]'
 	@touch $@ .venv/.installed
 
 clean:

@@ -100,21 +100,13 @@ def test_a_failure_is_on_disk_too(name: str, tmp_path: Path) -> None:
     assert RunFolder(one.run_folder).outcome() == finished.outcome
 
 
-def test_an_outcome_is_harvested_as_it_was_returned(
-    evaluator: Evaluator, setup: ProbeSetup
-) -> None:
-    one = order(setup)
-    evaluator.start(one)
-    (finished,) = collect(evaluator, 1)
-    assert evaluator.harvest(one) == finished.outcome
-
-
-def test_an_outcome_of_another_order_is_not_harvested(
+def test_an_outcome_is_harvested_as_it_was_returned_and_for_its_order_alone(
     evaluator: Evaluator, setup: ProbeSetup
 ) -> None:
     one, other = order(setup), order(setup, token="00002.1")
     evaluator.start(one)
-    collect(evaluator, 1)
+    (finished,) = collect(evaluator, 1)
+    assert evaluator.harvest(one) == finished.outcome
     other.run_folder.mkdir(parents=True)
     shutil.copy(one.run_folder / "outcome.json", other.run_folder)
     assert evaluator.harvest(other) is None

@@ -24,6 +24,7 @@ from support.campaigns import (
     steps_written,
     tiny,
     wait_for,
+    wait_until_none,
     write_toml,
 )
 
@@ -76,7 +77,7 @@ class Holdings:
 
 def check_gone(held: Holdings) -> None:
     assert held.ports, "ranks on one machine meet on ports of their own"
-    wait_for(lambda: not held.left())
+    wait_until_none(held.left)
 
 
 def by_its_deadline(probe: Watch) -> None:

@@ -179,6 +179,7 @@ def drive(store: Store, campaign: int, *, pid: int) -> CampaignWriter:
     return writer
 
 
+@pytest.mark.nightly
 def test_a_driver_killed_at_any_moment_loses_nothing_that_it_had_said_was_stored(
     tmp_path: Path,
 ) -> None:

@@ -55,6 +55,7 @@ def campaign(**sections: object) -> dict[str, object]:
     return tiny(budget={"probes": 1}, **sections)  # type: ignore[arg-type]
 
 
+@pytest.mark.nightly
 def test_a_trainer_that_prints_its_environment_tells_nobody_but_its_own_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

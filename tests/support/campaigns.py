@@ -213,6 +213,16 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 600.0, pause_s: fl
     return found
 
 
+def wait_until_none(find: Callable[[], Any], timeout_s: float = 600.0) -> None:
+    """Wait until nothing is found; fails the test, with what is still there, where that does not
+    happen in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while found := find():
+        assert time.monotonic() < deadline, f"still there: {found}"
+        time.sleep(0.02)
+
+
 def is_alive(process: psutil.Process) -> bool:
     """Whether a process runs; one that waits for its parent to hear of its end does not."""
     try:

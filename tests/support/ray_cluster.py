@@ -21,6 +21,8 @@ from typing import Any
 
 import psutil
 
+from frontrunner.evaluators.probe.processes import HOST_TAG
+from frontrunner.results.process_identity import machine_id
 from support.campaigns import marked
 from support.starting import DidNotStart, retried
 
@@ -51,16 +53,26 @@ class RayCluster:
         return next(iter(self.raylets))
 
     def processes(self) -> list[psutil.Process]:
-        """The fork servers and ranks on any of the nodes; commands have other tags."""
+        """The fork servers and ranks on any of the nodes.
+
+        Commands have other tags, and Ray's own workers have none of ours: Ray ends those when it
+        likes.
+        """
+        ours = {process.pid for process in marked(HOST_TAG, machine_id())}
         return [
             process
             for pid in self.raylets.values()
             for process in marked("RAY_RAYLET_PID", str(pid))
+            if process.pid in ours
         ]
 
     def files(self) -> list[Path]:
         """The folders of agents."""
         return list(Path(self.folder).glob("frontrunner-*"))
+
+    def left(self) -> list[psutil.Process | Path]:
+        """What a driver that is gone should not have left on the nodes."""
+        return [*self.processes(), *self.files()]
 
     def kill(self, node_id: str) -> None:
         """End a node as a machine ends that loses its power."""

@@ -184,7 +184,7 @@ SHARED = {"data_parallel": 4, "micro_batch_seqs": 2, "expert_parallel": 2}
         pytest.param(
             SHARED | {"sharding": (4, 4, 4)}, id="shared experts, zero-3", marks=pytest.mark.nightly
         ),
-        pytest.param(DEEPSEEK | {"micro_batch_seqs": 4}, id="deepseek"),
+        pytest.param(DEEPSEEK | {"micro_batch_seqs": 4}, id="deepseek", marks=pytest.mark.nightly),
         pytest.param(
             DEEPSEEK | {"micro_batch_seqs": 4, "recompute": "selective"},
             id="deepseek, selective",

@@ -58,9 +58,10 @@ def peaks(job: Job) -> list[int]:
 
 
 SAME_AS_REAL = {
-    "one rank, in pieces": {"loss_chunks": 4, "feed_forward_tiles": 4},
+    "one rank, selective": {"recompute": "selective"},
 }
 MORE_SAME_AS_REAL = {
+    "one rank, in pieces": {"loss_chunks": 4, "feed_forward_tiles": 4},
     "experts, shared": {
         "data_parallel": 2,
         "expert_parallel": 2,
@@ -82,7 +83,6 @@ MORE_SAME_AS_REAL = {
     "context ranks": {"context_parallel": 2},
     "one rank": {},
     "one rank, bf16": {"precision": "bf16"},
-    "one rank, selective": {"recompute": "selective"},
     "one rank, bf16 states": {"optimizer_state": "bf16"},
     "replicas": {"data_parallel": 2},
     "experts, shared, zero-3, bf16, full": {
@@ -136,7 +136,9 @@ GPT2 = {
         pytest.param({"experts": 4, "experts_per_token": 2}, id="experts", marks=nightly),
         pytest.param(DEEPSEEK, id="deepseek", marks=nightly),
         pytest.param(
-            {"post_norms": True, "parallel_residual": True}, id="norms after, parallel residual"
+            {"post_norms": True, "parallel_residual": True},
+            id="norms after, parallel residual",
+            marks=nightly,
         ),
     ],
 )
@@ -179,7 +181,9 @@ def flops_executed(job: Job, *, recompute: str, feed_forward_tiles: int, loss_ch
             id="recompute, in pieces",
         ),
         pytest.param(
-            {"recompute": "selective", "attention": "math"}, id="selective, math attention"
+            {"recompute": "selective", "attention": "math"},
+            id="selective, math attention",
+            marks=nightly,
         ),
         pytest.param(
             {
@@ -215,7 +219,7 @@ def test_flops_are_those_of_the_formulas(changes: dict[str, Any], tmp_path: Path
     assert forward + backward + again == tokens * flops_executed(job, **pieces)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=nightly)])
 def test_flops_of_experts_are_those_of_the_formulas(device: Any, tmp_path: Path) -> None:
     """One product for each expert, and the one kernel for all that a GPU has."""
     shared = {"data_parallel": 2, "expert_parallel": 2, "model": EXPERTS, "precision": "bf16"}

@@ -73,6 +73,7 @@ def outcomes(folder: Path) -> list[Any]:
     return [RunFolder(path).outcome() for path in run_folders(folder)]
 
 
+@pytest.mark.nightly
 def test_a_deleted_job_is_followed_by_another(tmp_path: Path, pbs: Path) -> None:
     name = campaign(tmp_path, measured_steps=60)
     first = tmp_path / "frontrunner-runs" / "tiny" / "00001.1"

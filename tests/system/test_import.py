@@ -150,6 +150,7 @@ def test_an_answer_does_not_hide_that_nothing_runs_here(store: Store, tmp_path: 
     assert (ended.state, ended.measured) == (CampaignState.PAUSED, 1), ended.reason
 
 
+@pytest.mark.nightly
 def test_a_second_campaign_answers_from_the_first_what_was_steady(tmp_path: Path) -> None:
     """Real probes: what the first campaign measured without noise is no probe of the second."""
     table = tiny(

@@ -133,6 +133,7 @@ def test_a_rank_that_is_killed_on_one_node_ends_those_of_the_other(
     assert first.statuses[0] != 0
 
 
+@pytest.mark.nightly
 def test_an_agent_that_is_told_to_end_says_so(start: Callable[..., Nodes]) -> None:
     nodes = start()
     for agent in nodes.agents:
@@ -141,6 +142,7 @@ def test_an_agent_that_is_told_to_end_says_so(start: Callable[..., Nodes]) -> No
     assert [report.interrupted for report in reports(nodes.step)] == ["SIGTERM", "SIGTERM"]
 
 
+@pytest.mark.nightly
 def test_ranks_go_with_an_agent_that_is_killed(start: Callable[..., Nodes]) -> None:
     nodes = start()
     processes = nodes.processes()

@@ -304,9 +304,8 @@ def test_figures_stay_apart_and_messages_lie_over_the_page(service: Served) -> N
         api.expect(page.locator("#notice")).to_be_empty()
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1280, "light"), pytest.param(1440, "dark", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1440, "dark")])
 def test_pages_fit_their_window_in_light_and_dark(service: Served, width: int, scheme: Any) -> None:
     name = RemoteStore(service.url, read_tokens(service.token_file).operator).launch(
         {**tomllib.loads(CAMPAIGN), "name": f"fits-{scheme}", "evaluator": "simulated"}

@@ -82,7 +82,10 @@ EXPERTS_SHARED = {"data_parallel": 2, "expert_parallel": 2, "micro_batch_seqs": 
             marks=pytest.mark.nightly,
         ),
         pytest.param(
-            PIPELINE | {"recompute": "selective", "fp8": "tensorwise"}, {}, id="pp2-selective"
+            PIPELINE | {"recompute": "selective", "fp8": "tensorwise"},
+            {},
+            id="pp2-selective",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             LEVELS | {"recompute": "full", "fp8": "tensorwise"},

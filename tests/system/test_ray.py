@@ -23,6 +23,7 @@ from support.campaigns import (
     steps_written,
     tiny,
     wait_for,
+    wait_until_none,
     write_toml,
 )
 from support.ray_cluster import KIND, RayCluster, ray_cluster
@@ -42,7 +43,7 @@ SPACE = {
 def ray() -> Iterator[RayCluster]:
     with ray_cluster(3) as made:
         yield made
-        wait_for(lambda: not made.processes() and not made.files())
+        wait_until_none(made.left)
 
 
 def campaign(folder: Path, ray: RayCluster, **sections: dict[str, Any]) -> str:
@@ -116,7 +117,7 @@ def test_a_campaign_loses_nothing_with_a_node_and_its_driver(
         process.send_signal(signal.SIGKILL)
         process.wait()
     known = {token: found for token, found in outcomes(tmp_path).items() if found is not None}
-    wait_for(lambda: not ray.processes())
+    wait_until_none(ray.processes)
     done = frontrunner("resume", "tiny", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = outcomes(tmp_path)
@@ -165,7 +166,7 @@ def test_a_campaign_goes_on_once_a_head_that_was_killed_is_back_and_a_request_to
                         0.2
                     )  # the first one lets the probe finish: it must still run at the second
                 process.wait(600)
-                wait_for(lambda: not again.processes() and not again.files())
+                wait_until_none(again.left)
     status = json.loads(frontrunner("status", "--json", cwd=tmp_path).stdout)
     assert status["campaign"]["state"] == "stopped"
     assert status["trials"]["queued"] == 1

@@ -34,6 +34,7 @@ from support.campaigns import (
     steps_written,
     tiny,
     wait_for,
+    wait_until_none,
     write_toml,
 )
 from support.slurm import SlurmCluster, missing_programs, slurm_cluster
@@ -93,7 +94,7 @@ def slurm(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sl
     yield cluster
     if jobs := cluster.jobs():
         cluster.run("scancel", *jobs)
-    wait_for(lambda: not cluster.jobs())
+    wait_until_none(cluster.jobs)
     wait_for(lambda: _is_usable(cluster))
 
 
@@ -156,7 +157,7 @@ def test_recipes_of_one_and_two_nodes_share_an_allocation(
     assert sorted(hosts[2]) == sorted([*slurm.nodes, *slurm.nodes])
     assert sorted(hosts[1]) == sorted(slurm.nodes), "side by side, on a node each"
     assert slurm.run("scontrol", "show", "jobs").count("JobId=") >= 1
-    wait_for(lambda: not slurm.jobs(), 30)  # the allocation is given back
+    wait_until_none(slurm.jobs)  # the allocation is given back
 
 
 @pytest.mark.nightly
@@ -219,7 +220,7 @@ def test_a_killed_driver_leaves_nothing_and_is_followed_by_another(
     wait_for(
         lambda: all(report.ended for report in map(StepFolder(folder).report, (0, 1)) if report)
     )
-    wait_for(lambda: not slurm.jobs())
+    wait_until_none(slurm.jobs)
     resumed = frontrunner("resume", "tiny", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert not isinstance(outcomes(tmp_path)[-1], Failure)
@@ -308,7 +309,7 @@ def test_a_campaign_within_a_held_job_uses_its_nodes(tmp_path: Path, slurm: Slur
     slurm.run(
         "sbatch", "-N2", "--exclusive", f"--chdir={tmp_path}", "--output=out", f"--wrap={launch}"
     )
-    wait_for(lambda: not slurm.jobs())
+    wait_until_none(slurm.jobs)
     (measured,) = outcomes(tmp_path)
     assert not isinstance(measured, Failure), (tmp_path / "out").read_text()
     reports = [StepFolder(run_folders(tmp_path)[0]).report(node) for node in range(2)]
@@ -351,13 +352,13 @@ def test_a_driver_s_job_is_followed_by_others_until_the_campaign_is_over(
             200,
             pause_s=0.5,
         )
-        wait_for(lambda: not slurm.running())
+        wait_until_none(slurm.running)
         wait_for(slurm.jobs)
         slurm.run("scontrol", "update", f"jobid={job}", "timelimit=20")
     wanted = measured() + 2
     assert frontrunner("budget", "tiny", "--probes", str(wanted), cwd=tmp_path).returncode == 0
     wait_for(lambda: measured() and "campaign tiny finished" in said.read_text(), 300, pause_s=0.5)
-    wait_for(lambda: not slurm.jobs())
+    wait_until_none(slurm.jobs)
     found = json.loads(frontrunner("status", "tiny", "--json", cwd=tmp_path).stdout)
     assert found["campaign"]["state"] == "finished", said.read_text()
     ranked = json.loads(frontrunner("best", "tiny", "--json", "--top", "40", cwd=tmp_path).stdout)
@@ -399,6 +400,7 @@ def tagged(folder: Path) -> list[psutil.Process]:
     ]
 
 
+@pytest.mark.nightly
 def test_a_command_s_ranks_run_on_every_node_and_end_with_it(
     tmp_path: Path, slurm: SlurmCluster
 ) -> None:
@@ -420,7 +422,7 @@ def test_a_command_s_ranks_run_on_every_node_and_end_with_it(
     found = json.loads(replayed.stdout)
     assert found["final_step"] == 40
     assert 0.5 < found["ratio_to_probe"] < 2
-    wait_for(lambda: not slurm.jobs())
+    wait_until_none(slurm.jobs)
 
 
 @pytest.mark.nightly
@@ -465,7 +467,7 @@ def test_a_command_s_replay_takes_other_nodes_before_a_walltime_and_after_a_canc
     firsts = [int(re.search(r"step (\d+):", log.read_text())[1]) for log in logs]  # type: ignore[index]
     assert len(firsts) == len(noted(folder, "start")) >= 3
     assert firsts == sorted(set(firsts)), "each goes on from a later checkpoint"
-    wait_for(lambda: not slurm.jobs(), 30)  # the allocations are given back
+    wait_until_none(slurm.jobs)  # the allocations are given back
 
 
 @pytest.mark.nightly
@@ -498,7 +500,7 @@ def test_a_command_campaign_goes_on_after_its_driver_was_killed(
         if found
     }
     wait_for(lambda: not tagged(tmp_path))
-    wait_for(lambda: not slurm.jobs())
+    wait_until_none(slurm.jobs)
     resumed = frontrunner("resume", "tiny", "--json", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     trials = {path.name.partition(".")[0] for path in run_folders(tmp_path)}
@@ -588,7 +590,7 @@ def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_stopped_and_a_k
         wait_for_steps(folder, 20)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=600) == ReplayStopped.exit_code
-    wait_for(lambda: not slurm.jobs(), 30)  # the allocation is given back
+    wait_until_none(slurm.jobs)  # the allocation is given back
     stopped = json.loads((folder / "result.json").read_text())["final_step"]
     with started(*arguments, cwd=home) as process:
         wait_for_steps(folder, 20)
@@ -604,7 +606,7 @@ def test_a_replay_goes_on_after_a_canceled_job_a_lost_node_and_a_stopped_and_a_k
     assert others[2] == stopped
     assert len(others) == 4
     assert_same_rows(metrics(folder), uninterrupted, STEPS)
-    wait_for(lambda: not slurm.jobs(), 30)  # the allocation is given back
+    wait_until_none(slurm.jobs)  # the allocation is given back
 
 
 @pytest.mark.nightly

@@ -43,7 +43,12 @@ def _exchanged_bytes(ranks: int, *, heads: int, kv_heads: int, precision: str) -
     ("recipe", "kv_heads", "precision", "exchanges"),
     [
         pytest.param(
-            {"context_parallel": 2, "sharding": (2, 2, 2)}, 2, "bf16", 4, id="cp2-bf16-2-kv-heads"
+            {"context_parallel": 2, "sharding": (2, 2, 2)},
+            2,
+            "bf16",
+            4,
+            id="cp2-bf16-2-kv-heads",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             {"context_parallel": 4},
@@ -62,6 +67,7 @@ def _exchanged_bytes(ranks: int, *, heads: int, kv_heads: int, precision: str) -
             "fp32",
             6,
             id="cp2-full",
+            marks=pytest.mark.nightly,
         ),
     ],
 )
