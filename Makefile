@@ -12,7 +12,7 @@ SEED ?= $(shell date +%Y%m%d)
 # Compiled modules are kept: a run of the tests starts hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: campaign test system nightly mutate kept pictures docs check check-lines check-kept check-types format audit hashes clean
+.PHONY: campaign test system nightly mutate kept pictures docs check check-lines check-kept check-tests check-types format audit hashes clean
 
 campaign: .venv/.installed
 	$(BIN)/frontrunner launch $(CAMPAIGN)
@@ -22,7 +22,7 @@ test: .venv/.installed-dev
 
 # Batch systems, browsers and killed processes beside each other; then what watches the whole machine.
 system: .venv/.installed-dev
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "$(SYSTEM) and not alone"
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "$(SYSTEM) and not alone"
 	$(BIN)/pytest -m "$(SYSTEM) and alone" tests/system tests/faults
 
 # What is exhaustive, drawn at random, or too long for a gate: hours.
@@ -53,7 +53,7 @@ pictures: .venv/.installed-dev
 docs: .venv/.installed-dev
 	$(BIN)/zensical build --clean --strict
 
-check: check-lines check-kept check-types
+check: check-lines check-kept check-tests check-types
 
 check-lines: .venv/.installed-dev
 	$(BIN)/ruff check .
@@ -62,6 +62,11 @@ check-lines: .venv/.installed-dev
 
 check-kept: .venv/.installed-dev
 	$(BIN)/pytest -q -m kept tests/unit/test_kept_files.py tests/system/test_notebook.py
+
+# Every test can be collected: one that cannot be would end all of `make test`. What they import is compiled with it.
+check-tests: .venv/.installed-dev
+	@mkdir -p build
+	$(BIN)/pytest -qq --collect-only >build/tests.txt || { tail -30 build/tests.txt; exit 1; }
 
 check-types: .venv/.installed-dev
 	$(BIN)/mypy src/frontrunner

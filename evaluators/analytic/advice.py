@@ -291,9 +291,9 @@ def _layout(name: str, about: str, space: Space, problem: Problem) -> ParallelLa
     survey = space.survey(problem)
     found = plan(survey.recipes, problem)
     best, choices, rate = None, dict[str, Choice](), 0.0
-    if len(found.table):
-        first = int(found.table.order[0])
-        best, rate = found.table[first], float(found.table.tokens_per_s[first])
+    if found.at_hand:
+        best = found.at_hand[0]
+        rate = float(found.table.tokens_per_s[found.table.order[0]])
         row = survey.recipes.row(best.recipe)
         assert row is not None  # noqa: S101 - the table is of these recipes
         choices = survey.choices(row)

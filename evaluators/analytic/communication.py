@@ -113,7 +113,8 @@ def point_to_point_s(machine: Machine, message_bytes: Rows, stride: Rows) -> Row
     eff = machine.efficiencies
     crosses = stride >= machine.devices_per_node
     outside = machine.network_bytes_per_s_per_node / machine.devices_per_node
-    speed = np.where(crosses, outside, min(machine.node_bytes_per_s, machine.pair_bytes_per_s))
+    inside = np.minimum(machine.node_bytes_per_s, machine.pair_bytes_per_s)
+    speed = np.where(crosses, outside, inside)
     return message_bytes / speed + np.where(crosses, eff.network_latency_s, eff.node_latency_s)
 
 

@@ -58,7 +58,7 @@ million at once.
 """
 
 AT_HAND = 10
-"""The recipes of a plan whose mean error it states: its first."""
+"""The first estimates of a plan, which it has from the start; it states their mean error."""
 SURE = 4.0
 """Standard deviations of a peak's logarithm above a device's memory from which a recipe surely does
 not fit; chosen on measured tables (docs/measurements.md).
@@ -287,12 +287,13 @@ class ShownPlan(Trust, Displayed):
 @dataclass(frozen=True, kw_only=True)
 class Plan(Displayed):
     """The estimates of a space; `not_modelled` counts the legal recipes that the formulas omit, by
-    reason.
+    reason. The first of the table's order are `at_hand`.
     """
 
     table: EstimateTable
     not_modelled: Mapping[str, int]
     trust: Trust
+    at_hand: tuple[Estimate, ...]
 
     @property
     def legal(self) -> int:
@@ -311,7 +312,10 @@ class Plan(Displayed):
 
     def fastest(self, top: int) -> tuple[Estimate, ...]:
         """Return the first `top` recipes that fit, best first, the tight ones after all others."""
-        return self.table.of(self.table.order[: min(top, self.table.fitting)].tolist())
+        top = min(top, self.table.fitting)
+        if top <= len(self.at_hand):
+            return self.at_hand[:top]
+        return self.table.of(self.table.order[:top].tolist())
 
     @cached_property
     def front(self) -> tuple[Estimate, ...]:
@@ -369,7 +373,7 @@ def plan(recipes: Sequence[Recipe], problem: Problem, rate: str = "tokens") -> P
     table = replace(estimate_many(known, problem), rate=rate)
     best = table.of(table.order[:AT_HAND].tolist())
     trust = trust_in(known, problem, [one.expected_error for one in best])
-    return Plan(table=table, not_modelled=dict(omitted), trust=trust)
+    return Plan(table=table, not_modelled=dict(omitted), trust=trust, at_hand=best)
 
 
 def not_modelled(recipe: Recipe) -> str | None:

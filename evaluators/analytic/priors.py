@@ -7,7 +7,7 @@ about what ships or a cluster states.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -85,6 +85,8 @@ LEARNED: Mapping[str, Mapping[str, int]] = {name: {name: 1} for name in (*DEVIAT
 """The constants that measurements tell apart: slow collectives say nothing of a code's exchanges
 between stages.
 """
+NUMBERS_AT_ONCE = 16_384
+"""Of moves times recipes: arrays that fit a core's cache."""
 Direction = Mapping[str, float | Rows]
 """What moves together by one standard deviation: the change of each constant's logarithm, or of a
 share's logit.
@@ -212,15 +214,11 @@ def log_ends(
     up as independent ones. A link that is as fast as stated hides behind computation where a slower
     one does not, and none is faster than stated: the ends are not symmetric.
     """
-    changed = _changes(cluster, precision, software, work)
-    below = above = np.zeros(1)
-    for one in unknown:
-        ends = [
-            changed({name: side * NORMAL_95 * by for name, by in one.items()}) for side in (-1, 1)
-        ]
-        below = below + np.minimum(np.minimum(*ends), 0) ** 2
-        above = above + np.maximum(np.maximum(*ends), 0) ** 2
-    return np.sqrt(below), np.sqrt(above)
+    ends = [_times(side * NORMAL_95, one) for side in (-1, 1) for one in unknown]
+    faster, slower = np.split(_changes(cluster, precision, software, work, ends), 2)
+    below = np.minimum(np.minimum(faster, slower), 0)
+    above = np.maximum(np.maximum(faster, slower), 0)
+    return np.sqrt(np.sum(below**2, axis=0)), np.sqrt(np.sum(above**2, axis=0))
 
 
 def slopes(
@@ -233,35 +231,46 @@ def slopes(
     """Return the change of each row's log step time per deviation of each direction, near the
     estimate.
     """
-    changed = _changes(cluster, precision, software, work)
-    columns = [
-        changed({name: SLIGHTLY * by for name, by in one.items()}) / SLIGHTLY for one in unknown
-    ]
-    return np.stack(np.broadcast_arrays(*columns), axis=1)
+    slightly = [_times(SLIGHTLY, one) for one in unknown]
+    return _changes(cluster, precision, software, work, slightly).T / SLIGHTLY
 
 
 def _changes(
-    cluster: Cluster, precision: str, software: Software, work: Workload
-) -> Callable[[Mapping[str, float | Rows]], Rows]:
-    """Return what tells how each row's log step time changes with constants that are moved."""
+    cluster: Cluster,
+    precision: str,
+    software: Software,
+    work: Workload,
+    moves: Sequence[Direction],
+) -> Rows:
+    """Return how the log step time changes with constants that are moved: shape (moves, recipes).
+
+    Many moves are computed at once, each constant being a column of its values in them: numpy takes
+    longer to begin an operation than for some recipes' numbers.
+    """
     machine = Machine.of(cluster, precision, software)
     constants = {**machine.constants(), "exchange_s": software.exchange_s}
     capped = AT_MOST_STATED - scaled_by(assumptions(cluster, precision))
-    bare, before = (
-        replace(cluster, efficiencies={}, fitted=()),
-        np.log(step_time(machine, work).total),
-    )
+    bare = replace(cluster, efficiencies={}, fitted=())
+    before = np.log(step_time(machine, work).total)
 
-    def change(moves: Mapping[str, float | Rows]) -> Rows:
-        values = {name: moved(name, constants[name], by) for name, by in moves.items()}
-        own = constants | {
-            name: np.minimum(one, 1.0) if name in capped else one for name, one in values.items()
-        }
+    def of(some: Sequence[Direction]) -> Rows:
+        own: dict[str, Any] = {**constants}
+        for name in {name for one in some for name in one}:
+            by = np.stack(np.broadcast_arrays(*(np.atleast_1d(one.get(name, 0.0)) for one in some)))
+            value = moved(name, constants[name], by)
+            value = np.minimum(value, 1.0) if name in capped else value
+            own[name] = np.where(by == 0, constants[name], value)
         code = replace(
             software, **{name: own.pop(name) for name in (*SOFTWARE_CONSTANTS, "exchange_s")}
         )
         other = Machine.of(bare, precision, code, replace(machine.efficiencies, **own))
         found: Rows = np.log(step_time(other, work).total) - before
-        return found
+        return np.broadcast_to(found, (len(some), len(before)))
 
-    return change
+    at_once = max(1, NUMBERS_AT_ONCE // len(before))
+    parts = (moves[start : start + at_once] for start in range(0, len(moves), at_once))
+    return np.concatenate([np.empty((0, len(before))), *map(of, parts)])
+
+
+def _times(factor: float, direction: Direction) -> Direction:
+    return {name: factor * by for name, by in direction.items()}

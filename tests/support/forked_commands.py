@@ -17,11 +17,13 @@ from frontrunner.cli.main import main
 
 PRELOADED = (
     "frontrunner.cli.options",
+    "frontrunner.cli.plan",
     "frontrunner.cli.run",
     "frontrunner.cli.query",
     "frontrunner.views.live",
     "frontrunner.views.results",
     "frontrunner.search.driver",
+    "frontrunner.search.guided.strategy",
     "sqlalchemy.dialects.sqlite",
 )
 

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+import pytest
+from _pytest.mark.structures import ParameterSet
+
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
@@ -18,6 +21,9 @@ EVERY = "FRONTRUNNER_TEST_EVERY_RECIPE"
 """The environment variable that, set to anything, has every legal recipe trained instead of the
 chosen ones: hours.
 """
+
+FEW_RANKS = 4
+"""Eight ranks on two processors take four times as long as these, on average."""
 
 _FACTORS = (
     "tensor_parallel",
@@ -95,20 +101,30 @@ def covering_recipes(
     space: Space, *, run_anyway: Iterable[Recipe] = ()
 ) -> dict[str, dict[str, Any]]:
     """Those of `legal_recipes` that hold, together with `run_anyway`, each pair of choices that is
-    legal.
+    legal: first on few ranks what few can hold, then what is left, the most pairs first.
 
     All of them where the environment says so: see `EVERY`.
     """
     recipes = legal_recipes(space)
     if os.environ.get(EVERY):
         return recipes
-    rows = [factors(small_recipe(**recipe)) for recipe in recipes.values()]
-    chosen = set(covering(rows, covered=[factors(recipe) for recipe in run_anyway]))
-    return {
-        name: recipe
-        for position, (name, recipe) in enumerate(recipes.items())
-        if position in chosen
-    }
+    named, rows = list(recipes.items()), [factors(small_recipe(**one)) for one in recipes.values()]
+    covered = [factors(recipe) for recipe in run_anyway]
+    few = [at for at, (_, one) in enumerate(named) if small_recipe(**one).devices <= FEW_RANKS]
+    first = [few[at] for at in covering([rows[at] for at in few], covered=covered)]
+    rest = covering(rows, covered=[*covered, *(rows[at] for at in first)])
+    return dict(named[at] for at in (*first, *rest))
+
+
+def by_day(chosen: Mapping[str, dict[str, Any]], *, larger: int) -> list[ParameterSet]:
+    """What `covering_recipes` chose as parameters of a test: of the recipes on more than
+    `FEW_RANKS` the first, which hold most pairs, by day, and the others every night.
+    """
+    many = [name for name, one in chosen.items() if small_recipe(**one).devices > FEW_RANKS]
+    return [
+        pytest.param(recipe, id=name, marks=[pytest.mark.nightly] * (name in many[larger:]))
+        for name, recipe in chosen.items()
+    ]
 
 
 def covering_experts(

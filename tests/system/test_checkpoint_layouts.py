@@ -78,7 +78,18 @@ LAYOUTS |= {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+BY_DAY = (
+    "GPT-2 in stages of two ranks each, ZeRO-1",
+    "Llama in levels",
+    "DeepSpeed: GPT-2 in stages of two ranks each",
+    "DeepSpeed: Llama of odd widths, ZeRO-3",
+)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name not in BY_DAY)) for name in LAYOUTS],
+)
 def test_an_export_has_the_trained_weights_whatever_the_layout(layout: str, tmp_path: Path) -> None:
     shape, choices = LAYOUTS[layout]
     if choices.get("engine") == "deepspeed":

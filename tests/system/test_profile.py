@@ -72,6 +72,7 @@ def without_pyinstrument(folder: Path, *arguments: str) -> subprocess.CompletedP
     )
 
 
+@pytest.mark.nightly
 def test_parts_of_every_rank_and_traces_without_pyinstrument(measured: tuple[Path, str]) -> None:
     home, recipe = measured
     options = ("--anyway", "--steps", "2", "--json", "--folder", "profiled")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from frontrunner.evaluators.analytic import priors
+from frontrunner.evaluators.analytic.estimates import blocks
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.priors import DEVIATIONS, deviations_of, moved, place
+from frontrunner.evaluators.analytic.priors import DEVIATIONS, deviations_of, moved, place, slopes
 from frontrunner.evaluators.analytic.software import FRONTRUNNER, MEGATRON_GPT
-from support.analytic import A100
+from support.analytic import A100, PROBLEM, recipe
 
 
 def test_a_constant_moves_on_its_scale_and_a_share_stays_one() -> None:
@@ -42,3 +45,25 @@ def test_what_is_not_known_of_a_cluster_widens_its_constants() -> None:
 def test_a_code_of_other_constants_is_the_machine_s() -> None:
     own = replace(MEGATRON_GPT, host_layer_s=3e-3)
     assert Machine.of(A100, "fp16", own).constants()["host_layer_s"] == 3e-3
+
+
+@pytest.mark.parametrize("numbers_at_once", [1, 100, 10**6])
+def test_constants_that_are_moved_together_act_as_each_alone(
+    numbers_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any number at once; one of them has its own deviation for each recipe."""
+    recipes = [
+        recipe(),
+        recipe(tensor_parallel=1, pipeline_parallel=8, accumulation=8, micro_batch_seqs=1),
+        recipe(micro_batch_seqs=1, recompute="full"),
+    ]
+    ((_, machine, work),) = blocks(recipes, PROBLEM)
+    unknown = [{name: by} for name, by in DEVIATIONS.items()]
+    unknown += [{"network_links": np.array([0.1, 0.2, 0.3]), "memory": 0.1}]
+    alone = [slopes(A100, "bf16", machine.software, work, [one])[:, 0] for one in unknown]
+
+    monkeypatch.setattr(priors, "NUMBERS_AT_ONCE", numbers_at_once)
+    together = slopes(A100, "bf16", machine.software, work, unknown)
+
+    np.testing.assert_allclose(together, np.stack(alone, axis=1), rtol=1e-9, atol=1e-12)
+    assert np.count_nonzero(together.any(axis=0)) > 10, "most are felt"
