@@ -254,14 +254,14 @@ CASES = [
         name="order-pp-dp-pp2-1f1b-dp2-zero1",
         recipe=_pipeline(2, "1f1b") | _data(2, ZERO_1) | _order("tp-pp-dp"),
     ),
-]
-MORE_CASES = [
     Case(
         name="tp2-sp-dp4-levels-224-replicates-1-kv-head",
         recipe=_tensor(2, sequence=True) | _data(4, (2, 2, 4)),
         model={"kv_heads": 1},
         clip_norm=CLIP_NORM,
     ),
+]
+MORE_CASES = [
     Case(
         name="tp2-sp-pp2-zbv-learned",
         recipe=_tensor(2, sequence=True) | _pipeline(2, "zbv", virtual=2) | {"recompute": "full"},
