@@ -63,7 +63,7 @@ check-lines: .venv/.installed-dev
 check-kept: .venv/.installed-dev
 	$(BIN)/pytest -q -m kept tests/unit/test_kept_files.py tests/system/test_notebook.py
 
-# Every test can be collected: one that cannot be would end all of `make test`. What they import is compiled with it.
+# A test file that cannot be imported would end all of `make test`. The tests are compiled with it.
 check-tests: .venv/.installed-dev
 	@mkdir -p build
 	$(BIN)/pytest -qq --collect-only >build/tests.txt || { tail -30 build/tests.txt; exit 1; }

@@ -58,7 +58,7 @@ million at once.
 """
 
 AT_HAND = 10
-"""The first estimates of a plan, which it has from the start; it states their mean error."""
+"""How many of its best estimates a plan keeps; the error that it states is their mean."""
 SURE = 4.0
 """Standard deviations of a peak's logarithm above a device's memory from which a recipe surely does
 not fit; chosen on measured tables (docs/measurements.md).
@@ -287,7 +287,7 @@ class ShownPlan(Trust, Displayed):
 @dataclass(frozen=True, kw_only=True)
 class Plan(Displayed):
     """The estimates of a space; `not_modelled` counts the legal recipes that the formulas omit, by
-    reason. The first of the table's order are `at_hand`.
+    reason. `at_hand` are the first estimates in the table's order.
     """
 
     table: EstimateTable

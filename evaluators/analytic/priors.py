@@ -86,7 +86,7 @@ LEARNED: Mapping[str, Mapping[str, int]] = {name: {name: 1} for name in (*DEVIAT
 between stages.
 """
 NUMBERS_AT_ONCE = 16_384
-"""Of moves times recipes: arrays that fit a core's cache."""
+"""Moves times recipes in one pass: arrays of so many numbers fit a core's cache."""
 Direction = Mapping[str, float | Rows]
 """What moves together by one standard deviation: the change of each constant's logarithm, or of a
 share's logit.
@@ -244,8 +244,8 @@ def _changes(
 ) -> Rows:
     """Return how the log step time changes with constants that are moved: shape (moves, recipes).
 
-    Many moves are computed at once, each constant being a column of its values in them: numpy takes
-    longer to begin an operation than for some recipes' numbers.
+    The formulas compute many moves in one pass, a row for each. A pass for each move would spend
+    most of its time in numpy's fixed cost per operation, since plans look at few recipes.
     """
     machine = Machine.of(cluster, precision, software)
     constants = {**machine.constants(), "exchange_s": software.exchange_s}

@@ -3,12 +3,9 @@ stand for them.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
-
-import pytest
-from _pytest.mark.structures import ParameterSet
 
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.problem import GlobalBatch, Problem
@@ -108,23 +105,22 @@ def covering_recipes(
     recipes = legal_recipes(space)
     if os.environ.get(EVERY):
         return recipes
-    named, rows = list(recipes.items()), [factors(small_recipe(**one)) for one in recipes.values()]
+    rows = {name: factors(small_recipe(**recipe)) for name, recipe in recipes.items()}
+    few = {name: row for name, row in rows.items() if ranks_of(recipes[name]) <= FEW_RANKS}
     covered = [factors(recipe) for recipe in run_anyway]
-    few = [at for at, (_, one) in enumerate(named) if small_recipe(**one).devices <= FEW_RANKS]
-    first = [few[at] for at in covering([rows[at] for at in few], covered=covered)]
-    rest = covering(rows, covered=[*covered, *(rows[at] for at in first)])
-    return dict(named[at] for at in (*first, *rest))
+    first = _covering_names(few, covered)
+    rest = _covering_names(rows, [*covered, *(rows[name] for name in first)])
+    return {name: recipes[name] for name in (*first, *rest)}
 
 
-def by_day(chosen: Mapping[str, dict[str, Any]], *, larger: int) -> list[ParameterSet]:
-    """What `covering_recipes` chose as parameters of a test: of the recipes on more than
-    `FEW_RANKS` the first, which hold most pairs, by day, and the others every night.
-    """
-    many = [name for name, one in chosen.items() if small_recipe(**one).devices > FEW_RANKS]
-    return [
-        pytest.param(recipe, id=name, marks=[pytest.mark.nightly] * (name in many[larger:]))
-        for name, recipe in chosen.items()
-    ]
+def ranks_of(recipe: Mapping[str, Any]) -> int:
+    """The ranks of a recipe that is given as what `trainer_runs.small_recipe` takes."""
+    return small_recipe(**recipe).devices
+
+
+def _covering_names(rows: Mapping[str, Row], covered: Sequence[Row]) -> list[str]:
+    names = list(rows)
+    return [names[position] for position in covering(list(rows.values()), covered=covered)]
 
 
 def covering_experts(

@@ -88,7 +88,7 @@ BY_DAY = (
 
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param(name, marks=[pytest.mark.nightly] * (name not in BY_DAY)) for name in LAYOUTS],
+    [pytest.param(name, marks=() if name in BY_DAY else pytest.mark.nightly) for name in LAYOUTS],
 )
 def test_an_export_has_the_trained_weights_whatever_the_layout(layout: str, tmp_path: Path) -> None:
     shape, choices = LAYOUTS[layout]

@@ -22,11 +22,12 @@ from frontrunner.evaluators.trainer.job import Job
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES
 from frontrunner.spaces.space import Space
 from support.small_space import (
-    by_day,
+    FEW_RANKS,
     covering_experts,
     covering_recipes,
     expert_pairs_left_out,
     pairs_left_out,
+    ranks_of,
 )
 from support.trainer_runs import (
     BALANCED,
@@ -500,6 +501,8 @@ NAMED = [
     *(small_recipe(**case.recipe) for case in CASES),
 ]
 CHOSEN = covering_recipes(SPACE, run_anyway=NAMED)
+BY_NIGHT = [name for name, recipe in CHOSEN.items() if ranks_of(recipe) > FEW_RANKS][4:]
+"""Of the chosen recipes on many ranks all but the first, which hold most pairs."""
 NAMED_EXPERTS = [recipe for recipe, model in QUICK if "experts" in model]
 CHOSEN_EXPERTS = covering_experts(EXPERTS_SPACE, EXPERTS, run_anyway=NAMED_EXPERTS)
 
@@ -515,7 +518,13 @@ def test_trains_as_one_process(case: Case, tmp_path: Path) -> None:
     assert_trains_as_one_process(case.job(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("recipe", by_day(CHOSEN, larger=4))
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(recipe, id=name, marks=pytest.mark.nightly if name in BY_NIGHT else ())
+        for name, recipe in CHOSEN.items()
+    ],
+)
 def test_each_two_choices_together_train_the_right_model(
     recipe: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.spaces.space import Space
-from support.small_space import by_day, covering_recipes, pairs_left_out
+from support.small_space import covering_recipes, pairs_left_out
 from support.trainer_runs import (
     CLIP_NORM,
     GPT2,
@@ -154,7 +154,7 @@ NAMED = [small_recipe(**(ENGINE | case.recipe)) for case in CASES]
 CHOSEN = covering_recipes(SPACE, run_anyway=NAMED)
 
 
-@pytest.mark.parametrize("recipe", by_day(CHOSEN, larger=2))
+@pytest.mark.parametrize("recipe", CHOSEN.values(), ids=CHOSEN)
 def test_each_two_choices_together_train_the_right_model(
     recipe: dict[str, Any], tmp_path: Path
 ) -> None:
