@@ -52,6 +52,7 @@ from frontrunner.results.address import (
     parse_address,
     refuse_network,
 )
+from frontrunner.results.outcome import FailureKind
 from frontrunner.results.records import Clock, timestamp, utc_now
 from frontrunner.results.rows import DamagedCell, cell, unreadable_rows
 from frontrunner.results.schema import (
@@ -60,8 +61,10 @@ from frontrunner.results.schema import (
     REVISIONS,
     SCHEMA_VERSION,
     Base,
+    FailureRow,
     StandingRow,
     StoreRow,
+    checked,
 )
 from frontrunner.spaces.errors import StoreUnusable, bad_value, installing
 
@@ -412,9 +415,10 @@ def _make_tables(connection: Connection, now: str) -> None:
         by_tokens = next(index for index in indexes if index.name == "standings_by_tokens")
         by_tokens.drop(connection)
         by_tokens.create(connection)
-    Base.metadata.create_all(
-        connection
-    )  # what is missing: revisions 0003 to 0008 added a table each
+    if not is_new and before < "0009":
+        _allow_new_kinds(connection)
+    # What is missing: revisions 0003 to 0008 added a table each.
+    Base.metadata.create_all(connection)
     REVISIONS.create(connection, checkfirst=True)
     connection.execute(delete(REVISIONS))
     connection.execute(insert(REVISIONS).values(version_num=REVISION))
@@ -422,6 +426,27 @@ def _make_tables(connection: Connection, now: str) -> None:
         connection.execute(
             insert(StoreRow).values(id=1, schema_version=SCHEMA_VERSION, created_at=now)
         )
+
+
+def _allow_new_kinds(connection: Connection) -> None:
+    """Renew the constraint on kinds of failures, to which revision 0009 added two kinds."""
+    failures = Base.metadata.tables[FailureRow.__tablename__]
+    if connection.dialect.name == "postgresql":
+        kinds = checked("kind", FailureKind)
+        allowed = kinds.sqltext
+        connection.execute(sql(f"ALTER TABLE failures DROP CONSTRAINT {kinds.name}"))
+        connection.execute(
+            sql(f"ALTER TABLE failures ADD CONSTRAINT {kinds.name} CHECK ({allowed})")
+        )
+        return
+    # SQLite cannot change a constraint of a table.
+    connection.execute(sql("ALTER TABLE failures RENAME TO failures_before"))
+    failures.create(connection)
+    columns = ", ".join(column.name for column in failures.columns)
+    connection.execute(
+        sql(f"INSERT INTO failures ({columns}) SELECT {columns} FROM failures_before")  # noqa: S608 - names of ours
+    )
+    connection.execute(sql("DROP TABLE failures_before"))
 
 
 def _refuse_other_versions(connection: Connection, address: StoreAddress) -> None:

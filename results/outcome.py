@@ -33,6 +33,8 @@ class FailureKind(StrEnum):
     LOST = "lost"
     IMPLAUSIBLE = "implausible"
     ILLEGAL_FOR_ENGINE = "illegal-for-engine"
+    NO_STEPS_FOUND = "no-steps-found"
+    TOO_FEW_STEPS = "too-few-steps"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,8 @@ POLICIES: dict[FailureKind, FailurePolicy] = {
         ),
         (FailureKind.IMPLAUSIBLE, 1, "the numbers cannot be true; kept as evidence, never ranked"),
         (FailureKind.ILLEGAL_FOR_ENGINE, 1, "the engine refused the recipe before the first step"),
+        (FailureKind.NO_STEPS_FOUND, 1, "the command ended well, and its log shows no step"),
+        (FailureKind.TOO_FEW_STEPS, 1, "the command ended well before enough steps were measured"),
     )
 }
 
@@ -241,6 +245,11 @@ class Measurement:
     def is_disturbed(self) -> bool:
         """Whether processes of others held it up: see `Telemetry`."""
         return self.telemetry is not None and bool(self.telemetry.disturbances)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing makes its figures rough: neither processes of others nor an early end."""
+        return self.ended is not ProbeEnding.SLOWER and not self.is_disturbed
 
     @property
     def memory_above_idle_bytes_max_rank(self) -> int | None:

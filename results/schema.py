@@ -1,4 +1,4 @@
-"""Tables of the store, schema version 1, revision 0008, and what their columns hold.
+"""Tables of the store, schema version 1, revision 0009, and what their columns hold.
 
 Timestamps are ISO 8601 text in UTC with offset, JSON columns are text without NaN, and states are
 guarded by CHECK constraints made from enums. `frontrunner.results.rows` reads the rows, and checks
@@ -30,7 +30,7 @@ from frontrunner.spaces.recipe import Recipe, current_fields, plain_recipe, stor
 
 SCHEMA_VERSION = 1
 """Incremented by a change that earlier versions of frontrunner cannot work with."""
-REVISION = "0008"
+REVISION = "0009"
 """Incremented by every change, which `frontrunner.results.database` then makes."""
 FIRST_REVISION = "0001"
 LATER_TABLES = frozenset({"deletions", "endings", "holders", "labels", "nodes", "telemetry"})

@@ -276,21 +276,16 @@ class CampaignSession:
 
     def start(self, chosen: Trial | Recipe, expected: Expected | None = None) -> None:
         """Start one probe: of a waiting trial, a new recipe of which this is `expected`, or a
-        measured one again.
+        measured recipe again.
         """
         trial, folder, attempt = self.writer.atomically(
             lambda: self._begin_attempt(chosen, expected)
         )
-        # With several objectives a slower recipe may be the best in others.
-        best = self.view.best if len(self._spec.search.objectives) == 1 else None
-        share = (
-            1.0
-            if best is None
-            else self.view.divisor(trial.recipe) / self.view.divisor(best.recipe)
-        )
-        to_beat = None if best is None else best.tokens_per_s * share
         order = ProbeOrder(
-            token=folder.name, recipe=trial.recipe, run_folder=folder, best_tokens_per_s=to_beat
+            token=folder.name,
+            recipe=trial.recipe,
+            run_folder=folder,
+            best_tokens_per_s=self._tokens_per_s_to_beat(trial),
         )
         self.running[order.token] = RunningAttempt(
             trial=trial,
@@ -301,6 +296,19 @@ class CampaignSession:
         )
         self.evaluator.start(order)
         self.listener.probe_began(self.view, trial.number, trial.recipe)
+
+    def _tokens_per_s_to_beat(self, trial: Trial) -> float | None:
+        """Return the rate below which a probe of the trial may end early; None where it may not.
+
+        A recipe that was measured before is measured in full. With several objectives a slower
+        recipe may be the best in others.
+        """
+        best = self.view.best
+        has_several = len(self._spec.search.objectives) > 1
+        if best is None or has_several or self.view.has_measured(trial.recipe_id):
+            return None
+        divisor = self.view.divisor
+        return best.tokens_per_s * divisor(trial.recipe) / divisor(best.recipe)
 
     def _begin_attempt(
         self, chosen: Trial | Recipe, expected: Expected | None

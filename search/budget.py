@@ -183,6 +183,23 @@ class BudgetTracker:
             cost=node_seconds * self._price_per_s,
         )
 
+    def probes_left(self, running: Collection[RunningAttempt]) -> float:
+        """Return how many probes the limits allow in addition to those that run, at what a probe
+        took so far; infinite where nothing limits them.
+        """
+        spent = self.spent(running)
+        probes = spent.probes + len(running)
+        spent = replace(spent, probes=probes)
+        per_probe = max(1, probes)
+        return min(
+            (
+                (limit.allowed - limit.used) * per_probe / limit.used
+                for limit in spent.limits(self._budget)
+                if limit.used > 0
+            ),
+            default=math.inf,
+        )
+
     def seconds_left(self, running: Collection[RunningAttempt]) -> float | None:
         """Return the driving time until the first limit is reached at the pace so far; None while
         none is known.

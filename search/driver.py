@@ -37,6 +37,8 @@ from frontrunner.spaces.space import Survey
 
 TICK_S = 0.25
 PAUSED_BY_REQUEST = "paused by request"
+MOST_RESERVED = 3
+"""Assumed: probes of the budget that are kept back to measure leading recipes in full."""
 
 Ending = tuple[CampaignState, str]
 
@@ -279,29 +281,55 @@ class Driver:
         )
 
     def _start_what_fits(self) -> Ending | None:
-        session, running = self._session, self._session.running
-        while (ending := self._why_end(running.values())) is None and len(
-            running
-        ) < self._spec.search.parallel_probes:
+        running = self._session.running
+        most = self._spec.search.parallel_probes
+        while (ending := self._why_end(running.values())) is None and len(running) < most:
             if (full := why_disk_full(self._spec.run_folder)) is not None:
                 return CampaignState.PAUSED, full
-            if (again := self._proposals.again()) is not None:
-                session.start(again)
-                continue
-            if self._asked:
-                return self._as_left[0], ""
-            if (enough := self._stop_rule.why_stop(session.budget.limits())) is not None:
-                return CampaignState.FINISHED, enough
-            if (new := self._proposals.new()) is None:
-                return CampaignState.FINISHED, self._all_tried
-            if (
-                late := self._why_end(running.values())
-            ) is not None:  # strategies may take long to propose
-                return late
-            if not self._reuse(new):
-                session.start(new, self._proposals.expected(new))
-            session.keep()  # reused results may follow one another for longer than a lease lasts
+            if (ending := self._start_next()) is not None:
+                return ending
         return ending
+
+    def _start_next(self) -> Ending | None:
+        """Start the next probe, or take over an earlier campaign's result; return the ending where
+        nothing is left to be started.
+        """
+        session = self._session
+        if (again := self._proposals.again()) is not None:
+            session.start(again)
+            return None
+        if self._asked:
+            return self._as_left[0], ""
+        enough = self._stop_rule.why_stop(session.budget.limits())
+        is_search_over = enough is not None or self._must_confirm
+        if is_search_over or (new := self._proposals.new()) is None:
+            is_over = not self._confirm_leader()
+            return (CampaignState.FINISHED, enough or self._all_tried) if is_over else None
+        # Strategies may take long to propose.
+        if (late := self._why_end(session.running.values())) is not None:
+            return late
+        if not self._reuse(new):
+            session.start(new, self._proposals.expected(new))
+        session.keep()  # reused results may follow one another for longer than a lease lasts
+        return None
+
+    @property
+    def _must_confirm(self) -> bool:
+        """Whether the budget leaves no more probes than leading recipes need to be measured in
+        full.
+        """
+        needed = min(len(self._proposals.unconfirmed), MOST_RESERVED)
+        budget = self._session.budget
+        return needed > 0 and budget.probes_left(self._session.running.values()) <= needed
+
+    def _confirm_leader(self) -> bool:
+        """Start a full measurement of a leading recipe that lacks one; return False where none
+        does.
+        """
+        leader = self._proposals.confirm()
+        if leader is not None:
+            self._session.start(leader)
+        return leader is not None
 
     @property
     def _as_left(self) -> Ending:

@@ -77,6 +77,10 @@ class View:
                 self._find_best()
         self.measured = len(self._pooled)
 
+    def has_measured(self, recipe_id: str) -> bool:
+        """Return whether a recipe has a measurement that counts."""
+        return recipe_id in self._pooled
+
     def _find_best(self) -> None:
         self.best = max(self._pooled.values(), key=self._rate, default=None)
 

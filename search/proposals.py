@@ -16,6 +16,7 @@ from frontrunner.evaluators.analytic.estimates import surely_too_large
 from frontrunner.results.outcome import Measurement, Outcome, undisturbed
 from frontrunner.results.predictions import Expected
 from frontrunner.results.records import Trial
+from frontrunner.search.leaders import unconfirmed_leaders
 from frontrunner.search.spec import MOST_MEASUREMENTS, SearchSettings
 from frontrunner.search.strategy import (
     LOOK_AT_ALL,
@@ -56,6 +57,9 @@ class Proposals:
         self._handed_out: set[Recipe] = set()
         self._waiting: deque[Trial] = deque()
         self._not_to_repeat: set[Recipe] = set()  # being repeated, or lost or disturbed when it was
+        self._rough: set[Recipe] = set()  # measured, but not in full
+        self._confirmed: set[Recipe] = set()  # handed out to be measured in full
+        self._unconfirmed: Sequence[Recipe] | None = None  # None: to be determined again
         for recipe, outcome in self._heard:
             self._keep(recipe, outcome)
         self.pruned = 0
@@ -102,8 +106,7 @@ class Proposals:
 
     def _told(self, recipe: Recipe, outcome: Outcome) -> Told:
         if isinstance(outcome, Measurement):
-            divisor = self._survey.problem.divisor(self._search.objectives[0], recipe)
-            outcome = replace(outcome, tokens_per_s=outcome.tokens_per_s / divisor)
+            outcome = replace(outcome, tokens_per_s=outcome.tokens_per_s / self._divisor(recipe))
         return Told(recipe=recipe, outcome=outcome)
 
     def _keep(self, recipe: Recipe, outcome: Outcome) -> bool:
@@ -115,6 +118,10 @@ class Proposals:
         else:
             counts = outcome.policy.counts_against_recipe
             self._measured[recipe] = () if counts else before
+        known = self._measured[recipe]
+        is_rough = bool(known) and not any(one.is_full for one in known)
+        (self._rough.add if is_rough else self._rough.discard)(recipe)
+        self._unconfirmed = None
         if before and not counts:
             self._not_to_repeat.add(
                 recipe
@@ -141,6 +148,39 @@ class Proposals:
             return None
         self._not_to_repeat.add(recipe)
         return recipe
+
+    @property
+    def unconfirmed(self) -> Sequence[Recipe]:
+        """The leading recipes that are to be measured in full, the fastest first; see
+        `frontrunner.search.leaders`.
+
+        Each is handed out once by `confirm`, so that a machine on which every measurement is
+        disturbed does not repeat one without end.
+        """
+        if self._unconfirmed is None:
+            leaders = list[Recipe]()
+            # With several objectives no probe ends early.
+            if self._rough and len(self._search.objectives) == 1:
+                leaders = unconfirmed_leaders(self._measured, self._divisor)
+            self._unconfirmed = [
+                recipe
+                for recipe in leaders
+                if recipe not in self._confirmed and recipe not in self._not_to_repeat
+            ]
+        return self._unconfirmed
+
+    def confirm(self) -> Recipe | None:
+        """Return the fastest of `unconfirmed` to be measured in full; None where there is none."""
+        if not self.unconfirmed:
+            return None
+        recipe = self.unconfirmed[0]
+        self._confirmed.add(recipe)
+        self._not_to_repeat.add(recipe)
+        self._unconfirmed = None
+        return recipe
+
+    def _divisor(self, recipe: Recipe) -> float:
+        return self._survey.problem.divisor(self._search.objectives[0], recipe)
 
     def _measured_too_little(self) -> Recipe | None:
         """Return a recipe with fewer measurements than `search.repeats` asks for, or None."""
@@ -241,6 +281,7 @@ class Asked:
     """
 
     remembers, pruned = False, 0
+    unconfirmed: Sequence[Recipe] = ()
 
     def __init__(self, recipes: Iterable[Recipe]) -> None:
         self._recipes = list(recipes)
@@ -276,6 +317,9 @@ class Asked:
         if chosen is not None:
             self._running.add(chosen if isinstance(chosen, Recipe) else chosen.recipe)
         return chosen
+
+    def confirm(self) -> None:
+        """Return None: only what is asked for is measured."""
 
     def new(self) -> None:
         """Return None: nothing is proposed."""

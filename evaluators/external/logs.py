@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from frontrunner.evaluators.external import clock
 from frontrunner.evaluators.external.supervisor import LOG, of_node
 from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.probe.files import LineReader
@@ -64,12 +65,6 @@ RATE_TOLERANCE = 0.1
 """A rate in the log may differ by this from tokens over step time: trainers round, and leave out
 some work.
 """
-SLOWER_PACE = 2.0
-"""A time between two lines, by our clock, of this many times the log's step time is not
-believed.
-"""
-TIMING_SLACK_S = 2.0
-"""How long buffers may delay output, and a trainer be busy between two steps."""
 
 
 Pattern = re.Pattern[str]
@@ -320,14 +315,22 @@ def tokens_per_s_of(step: LoggedStep, recipe: Recipe, problem: Problem) -> float
     )
 
 
-def measured(steps: Sequence[TimedStep], warm_up_steps: int) -> list[float]:
-    """Return the times that count: after the warm-up, and of steps without gradients that
-    overflowed.
+def counting(steps: Sequence[TimedStep], warm_up_steps: int) -> list[TimedStep]:
+    """Return the lines that count: after the warm-up, and of steps whose gradients did not
+    overflow.
     """
-    counting = (
-        step for step in steps if step.before >= warm_up_steps and not step.logged.skipped_steps
-    )
-    return [step.time_s for step in counting if step.time_s is not None]
+    return [
+        step
+        for step in steps
+        if step.before >= warm_up_steps
+        and not step.logged.skipped_steps
+        and step.time_s is not None
+    ]
+
+
+def measured(steps: Sequence[TimedStep], warm_up_steps: int) -> list[float]:
+    """Return the times of the lines that count."""
+    return [step.time_s for step in counting(steps, warm_up_steps) if step.time_s is not None]
 
 
 def verdict(
@@ -377,21 +380,15 @@ def why_inconsistent(steps: Sequence[TimedStep], recipe: Recipe, problem: Proble
                 f"the log says {stated:.6g} tokens/s, and its step time gives {ours:.6g} tokens/s"
             )
             return f"{theirs} with the recipe's {tokens} tokens per step"
-    claimed = [(step, step.time_s) for step in steps if step.is_claimed and step.time_s is not None]
-    if len(claimed) < 2:
-        return None
-    first, last = claimed[0][0].logged, claimed[-1][0].logged
-    in_all = sum(step.covers * seconds for step, seconds in claimed)
-    if in_all > last.arrival_s * (1 + RATE_TOLERANCE) + TIMING_SLACK_S:
-        return (
-            f"the log's steps take {in_all:.4g} s in all, and came within {last.arrival_s:.4g} s by"
-            " our clock"
-        )
-    usual = statistics.median(seconds for _, seconds in claimed)
-    count, span = last.number - first.number, last.arrival_s - first.arrival_s
-    if span > SLOWER_PACE * count * usual and span - count * usual > TIMING_SLACK_S:
-        return (
-            f"the log's median step takes {usual:.4g} s, and by our clock one takes"
-            f" {span / count:.4g} s"
-        )
-    return None
+    return check_clock(steps).contradiction
+
+
+def check_clock(steps: Sequence[TimedStep]) -> clock.ClockCheck:
+    """Compare the times that the log states with the arrival of its lines."""
+    if not any(step.is_claimed for step in steps):
+        return clock.ClockCheck(None, is_decided=True)  # all times are from our clock
+    stated = [
+        clock.StatedTime(step.logged.arrival_s, step.covers * (step.time_s or 0.0))
+        for step in steps
+    ]
+    return clock.compare(stated)

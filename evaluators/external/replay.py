@@ -34,13 +34,15 @@ from frontrunner.evaluators.probe.replay import (
     with_walltime,
 )
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
-from frontrunner.results.outcome import POLICIES, Failure, Measurement
+from frontrunner.results.outcome import POLICIES, Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.recipe import Recipe
 
 STOP_MARGIN_S = 60.0
 """Assumed: what a command takes to store a checkpoint and to end."""
+ENDED_WELL = (FailureKind.NO_STEPS_FOUND, FailureKind.TOO_FEW_STEPS)
+"""Failures of a command that ended with status 0."""
 APPLICABLE = ("steps", "folder", "restarts", "walltime", "stop_margin_s")
 
 
@@ -198,7 +200,11 @@ class CommandStarts(Starts[CommandWatch]):
         step.
         """
         outcome = watch.outcome()
-        is_fatal = isinstance(outcome, Failure) and POLICIES[outcome.kind].max_attempts == 1
+        is_fatal = (
+            isinstance(outcome, Failure)
+            and outcome.kind not in ENDED_WELL
+            and POLICIES[outcome.kind].max_attempts == 1
+        )
         if watch.is_stopping and self._logs.step < self._setup.probe.most_steps and not is_fatal:
             return Ending.STOPPED
         if isinstance(outcome, Measurement):

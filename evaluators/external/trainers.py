@@ -66,22 +66,26 @@ DEEPSPEED_CONFIG = (
 DEEPSPEED = (
     r"\[Rank 0\] step=(?P<step>\d+), skipped=",
     r"global_step=(?P<step>\d+), .*CurrSamplesPerSec=(?P<samples_per_s>[\d.e+-]+)",
+    r"\b\d+/(?P<step>\d+), SamplesPerSec=",
     r"\bsteps: (?P<step>\d+) loss: (?P<loss>\S+) .*iter time \(s\): (?P<step_time_s>[\d.]+)",
     r"MaxMemAllocated=(?P<peak_memory_gib>[\d.]+)GB",
     *DEEPSPEED_CONFIG,
 )
 """`log_dist`, `ThroughputTimer` (GB there are 2^30 bytes) and the pipeline engine, with
-`steps_per_print` 1.
+`steps_per_print` 1. Up to version 0.6 the timer states the mean rate of all steps so far, which is
+not read: our clock measures between two lines.
 """
 
 TORCHTITAN = (
     (
         r"(?<!validate )step:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>\S+)"
-        r".*\btps:\s*(?P<tokens_per_s_per_device>[\d,]+)"
+        r".*\b(?:tps|wps):\s*(?P<tokens_per_s_per_device>[\d,]+)"
     ),
     r"\bmemory:\s*(?P<peak_memory_gib>[\d.]+)GiB",
 )
-"""`MetricsProcessor.log`: tokens/s per device, and the peak of reserved memory."""
+"""`MetricsProcessor.log`: tokens/s per device (`wps` until 2024), and the peak of reserved
+memory.
+"""
 
 NANOTRON = (
     (
@@ -101,14 +105,19 @@ to compare.
 NEMO = (
     r"iteration (?P<step>\d+)/\d+ \|.*train_step_timing in s: (?P<step_time_s>[\d.e+-]+)",
     r"Training epoch \d+, iteration (?P<step>\d+)/\d+ \|",
+    (
+        r"\bEpoch \d+: .*?\b(?P<step>\d+)(?:/\d+|it) \[.*train_step_timing in s="
+        r"(?P<step_time_s>[\d.e+-]+)"
+    ),
     r"\| reduced_train_loss: (?P<loss>\S+)",
+    r"\breduced_train_loss=(?P<loss>[^,\]\s]+)",
     r"\| global_batch_size: (?P<global_batch_seqs>\d+)",
     r"\| peak_memory_usage: (?P<peak_memory_bytes>[\d.e+]+)",
     *MEGATRON_STEP,
     *MEGATRON_MEMORY,
 )
-"""The progress line of NeMo 2.0, whose time a callback adds, or that of Megatron-Bridge, which is
-Megatron-LM's.
+"""The progress line of NeMo 2.0, whose time a callback adds, the progress bar of NeMo 1, or the
+line of Megatron-Bridge, which is Megatron-LM's.
 """
 
 TRANSFORMERS = (
@@ -166,14 +175,26 @@ groups.
 """
 
 
+def log_patterns(settings: CommandSettings) -> tuple[str, ...]:
+    """Return the regular expressions that read a command's log: its own, then the ready-made ones.
+
+    Raises `InvalidInput` for unknown trainers, and for patterns that find no finished step.
+    """
+    for key, name in (("trainer", settings.trainer), ("log", settings.log)):
+        if name is not None:
+            require_one_of("command", key, name, LOG_PATTERNS)
+    known = settings.log or settings.trainer
+    patterns = (*settings.log_patterns, *(LOG_PATTERNS[known] if known else ()))
+    patterns_of(patterns)
+    return patterns
+
+
 def configured(settings: CommandSettings) -> MakeCommand:
     """Return the function of a campaign's [command]; raise `InvalidInput` for settings that cannot
     make commands.
     """
     arguments, trainer = settings.arguments, settings.trainer
-    for key, name in (("trainer", trainer), ("log", settings.log)):
-        if name is not None:
-            require_one_of("command", key, name, LOG_PATTERNS)
+    patterns = log_patterns(settings)
     if not arguments:
         raise bad_value("command.arguments", None, 'a list of arguments, for evaluator = "command"')
     if (trainer is not None) != (f"{{{commands.SPLICED}}}" in arguments):
@@ -182,9 +203,6 @@ def configured(settings: CommandSettings) -> MakeCommand:
     placed = (
         arguments if CUSTOM in arguments else (*arguments, CUSTOM)
     )  # of a command without a ready-made trainer
-    known = settings.log or trainer
-    patterns = (*settings.log_patterns, *(LOG_PATTERNS[known] if known else ()))
-    patterns_of(patterns)
 
     def make(request: CommandRequest) -> Command | Reason:
         fields = commands.field_values(request)

@@ -17,6 +17,7 @@ from frontrunner.evaluators.external.command import Command
 from frontrunner.evaluators.external.supervisor import LOG, NOT_STARTED, of_node, read_end
 from frontrunner.evaluators.probe.classify import Evidence, RankError, classify, first_line
 from frontrunner.evaluators.probe.files import tail, why_disk_full
+from frontrunner.evaluators.probe.job import DEADLINE_SHARE
 from frontrunner.evaluators.probe.measure import measurement, tokens_per_step
 from frontrunner.evaluators.probe.watch import Watch, with_log
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
@@ -40,6 +41,16 @@ their own.
 """
 FOREIGN_OOM = re.compile(r"oom[_-]kill|OUT_OF_DEVICE_MEMORY|OUT_OF_RESOURCES", re.IGNORECASE)
 """Messages of Slurm and the runtimes of other accelerators that memory ran out."""
+
+NO_STEPS = (
+    "the command ended with status 0, and no line of its log was recognized as a finished step;"
+    " the last lines are below. Describe such a line in command.log_patterns, or set command.log,"
+    " and try it without a run: frontrunner launch FILE --check-log LOG"
+)
+MOST_STEPS_FOR_CLOCK = 2
+"""A probe takes at most this many times its steps where the log's times could not be compared with
+the clock yet.
+"""
 
 
 class CommandWatch(Watch):
@@ -88,7 +99,7 @@ class CommandWatch(Watch):
         if self.end_requested_s is None and not self.is_replay:
             # A loss that is not finite makes further steps useless.
             is_finite = all(step.is_finite for step in self.steps)
-            self.is_measured = came and (not is_finite or self._verdict().ended is not None)
+            self.is_measured = came and (not is_finite or self._is_known())
             done = self.progress.steps_done
             if not self.is_measured:
                 self.overdue = self.find_overdue(
@@ -107,6 +118,20 @@ class CommandWatch(Watch):
         if self.end_requested_s is None:
             self.end_requested_s = time.monotonic()
             self.killed |= self.running
+
+    def _is_known(self) -> bool:
+        """Return whether the step time is known, and the log's times were compared with the clock.
+
+        Where a few lines cannot decide that comparison, the probe takes more steps than it needs
+        otherwise, up to `MOST_STEPS_FOR_CLOCK` times as many.
+        """
+        if self._verdict().ended is None:
+            return False
+        settings = self.setup.probe
+        steps_done = sum(step.covers for step in self.steps)
+        is_late = self.seconds > DEADLINE_SHARE * settings.deadline_s
+        is_enough = steps_done >= MOST_STEPS_FOR_CLOCK * settings.most_steps
+        return is_late or is_enough or logs.check_clock(self.steps).is_decided
 
     def _verdict(self) -> logs.Verdict:
         best = self.order.best_tokens_per_s
@@ -139,35 +164,15 @@ class CommandWatch(Watch):
         ended = [end for end in ends.values() if end is not None]
         failed = self.overdue is not None or self.lost is not None or len(ended) < len(ends)
         failed = failed or (not self.is_measured and any(end["status"] != 0 for end in ended))
-        doubt = commands.why_disagreeing(self.log.statements, recipe, problem)
-        if not failed or not steps:
-            doubt = doubt or logs.why_inconsistent(steps, recipe, problem)
-        if doubt is not None and steps:
-            return self._failure(FailureKind.IMPLAUSIBLE, doubt), log
-        unfinite = next((step.logged.number for step in steps if not step.is_finite), None)
-        if unfinite is not None:
-            return (
-                self._failure(
-                    FailureKind.NOT_FINITE, f"the loss was not finite at step {unfinite}"
-                ),
-                log,
-            )
+        rejected = self._why_rejected(steps, failed=failed)
+        if rejected is not None:
+            return rejected, log
         if failed:
             kind, message, log = self._why_failed(ends)
             return self._failure(kind, message), log
-        found, warm_up = self._verdict(), self.setup.probe.warm_up_steps
-        if not found.times_s:
-            overflowed = sum(step.logged.skipped_steps for step in steps)
-            if overflowed and not logs.measured(steps, warm_up):
-                message = (
-                    f"gradients overflowed in {overflowed} of {len(steps)} steps, and in every"
-                    " measured one"
-                )
-                return self._failure(FailureKind.NOT_FINITE, message), log
-            message = (
-                f"the log reports {len(steps)} steps, and {warm_up} are warm-up: see [command]"
-            )
-            return self._failure(FailureKind.CRASHED, message), log
+        if (too_short := self._why_too_short(steps)) is not None:
+            return too_short, log
+        found = self._verdict()
         peak = self.log.peak_memory_bytes
         if not peak and problem.cluster.backend == "cpu":
             peak = max(end["peak_resident_bytes"] for end in ended)
@@ -185,6 +190,45 @@ class CommandWatch(Watch):
             measurement(result, recipe, problem, self.node_seconds, memory_is_known=peak > 0),
             log,
         )
+
+    def _why_rejected(self, steps: list[logs.TimedStep], *, failed: bool) -> Failure | None:
+        """Return the failure of a log whose figures contradict each other, or are not finite."""
+        recipe, problem = self.order.recipe, self.setup.problem
+        doubt = commands.why_disagreeing(self.log.statements, recipe, problem)
+        if not failed or not steps:
+            doubt = doubt or logs.why_inconsistent(steps, recipe, problem)
+        if doubt is not None and steps:
+            return self._failure(FailureKind.IMPLAUSIBLE, doubt)
+        unfinite = next((step.logged.number for step in steps if not step.is_finite), None)
+        if unfinite is None:
+            return None
+        message = f"the loss was not finite at step {unfinite}"
+        return self._failure(FailureKind.NOT_FINITE, message)
+
+    def _why_too_short(self, steps: list[logs.TimedStep]) -> Failure | None:
+        """Return the failure of a command that ended well, but whose log shows too few steps."""
+        if not steps:
+            return self._failure(FailureKind.NO_STEPS_FOUND, NO_STEPS)
+        settings = self.setup.probe
+        counting = logs.counting(steps, settings.warm_up_steps)
+        overflowed = sum(step.logged.skipped_steps for step in steps)
+        if overflowed and not counting:
+            message = (
+                f"gradients overflowed in {overflowed} of {len(steps)} steps, and in every"
+                " measured one"
+            )
+            return self._failure(FailureKind.NOT_FINITE, message)
+        least_steps = 1 if self.is_replay else settings.least_steps - settings.warm_up_steps
+        steps_measured = sum(step.covers for step in counting)
+        if steps_measured >= least_steps:
+            return None
+        message = (
+            f"the command ended with status 0 after {sum(step.covers for step in steps)} steps,"
+            f" of which {steps_measured} count: {settings.warm_up_steps} are warm-up, and"
+            f" {least_steps} must be measured. Have it train for {settings.most_steps} steps"
+            " ({steps} in command.arguments), or change [probe]"
+        )
+        return self._failure(FailureKind.TOO_FEW_STEPS, message)
 
     def _failure(self, kind: FailureKind, message: str) -> Failure:
         return Failure(kind=kind, message=message, node_seconds=self.node_seconds)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "api": (
-        "backup_store best campaigns change_budget check_store copy_store dataframe delete"
-        " explain export failures front history import_archive label launch measure pareto"
+        "backup_store best campaigns change_budget check_log check_store copy_store dataframe"
+        " delete explain export failures front history import_archive label launch measure pareto"
         " plot prunable prune_store rename report resume running show status step"
         " survey upgrade_store"
     ),

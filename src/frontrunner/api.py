@@ -23,6 +23,7 @@ from frontrunner.config.campaign import (
 )
 from frontrunner.config.settings import run_root, store_url
 from frontrunner.config.toml_file import read_toml, value_of
+from frontrunner.evaluators.external.log_sample import LogSample, read_sample
 from frontrunner.recipe_actions import names_a_file, recipe_of
 from frontrunner.results import archives, check, database, lease, pruning, schema, transfer
 from frontrunner.results.check import Check
@@ -49,6 +50,19 @@ from frontrunner.views.live import notebook_listener
 def survey(campaign_file: str | Path | Mapping[str, Any]) -> Survey:
     """Every point of a campaign file's space: the legal recipes, and why the others are not."""
     return campaign_of(campaign_file).spec.survey()
+
+
+def check_log(
+    campaign: str | Path | Mapping[str, Any] | CampaignFile, log: str | Path
+) -> LogSample:
+    """Return what a campaign with `evaluator = "command"` would read from a log; nothing is run.
+
+    Raises `InvalidInput` where no line of the log is recognized as a finished step.
+    """
+    spec = campaign_of(campaign).spec
+    if spec.evaluator != "command":
+        raise bad_value("evaluator", spec.evaluator, '"command", whose probes read a log')
+    return read_sample(spec.command, Path(log))
 
 
 def launch(

@@ -153,6 +153,9 @@ def test_a_trainer_gets_the_variables_it_was_given_and_no_others(
             "the log says 999999 tokens/s, and its step time gives",
         ),
         ("mistakes-units", FailureKind.IMPLAUSIBLE, "tokens/s"),
+        ("flatters-itself", FailureKind.IMPLAUSIBLE, "and by our clock they took"),
+        ("ends-early", FailureKind.TOO_FEW_STEPS, "after 3 steps, of which 2 count"),
+        ("says-nothing-known", FailureKind.NO_STEPS_FOUND, "no line of its log was recognized"),
         (
             "says-another-batch",
             FailureKind.IMPLAUSIBLE,

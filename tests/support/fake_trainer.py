@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 
 STEP_TIME_S = 0.02
+FACTORS = {"mistakes-units": 1e3, "flatters-itself": 0.1}
+"""What some behaviours print instead of a step's time, as a factor."""
 
 
 def main() -> None:
@@ -40,18 +42,33 @@ def main() -> None:
         began_s = time.perf_counter()
         time.sleep(STEP_TIME_S)
         seconds = time.perf_counter() - began_s
-        if behave == "is-killed" and step == 2:
-            os.kill(os.getpid(), 9)
-        if behave == "crashes" and step == 3:
-            raise RuntimeError("a link has failed")
-        loss = "nan" if behave == "diverges" and step == 4 else f"{5 / step:.4f}"
-        shown = seconds * (1e3 if behave == "mistakes-units" else 1)
-        rate = 999_999 if behave == "boasts" else 8 * 32 / seconds
-        print(f"step {step}: {shown:.6f} s loss {loss} rate {rate:.1f} peak 0.25 GiB", flush=True)
+        if behave == "ends-early" and step == 4:
+            return
+        fail(step, behave)
+        report(step, seconds, behave)
         if behave in ("hangs", "ignores-signals") and step == 2:
             stand_still(awake=behave == "ignores-signals")
     if behave == "goes-on":
         time.sleep(600)
+
+
+def fail(step: int, behave: str) -> None:
+    """End with an error at the step at which this behavior has one."""
+    if behave == "is-killed" and step == 2:
+        os.kill(os.getpid(), 9)
+    if behave == "crashes" and step == 3:
+        raise RuntimeError("a link has failed")
+
+
+def report(step: int, seconds: float, behave: str) -> None:
+    """Print the line of a step."""
+    loss = "nan" if behave == "diverges" and step == 4 else f"{5 / step:.4f}"
+    shown_s = seconds * FACTORS.get(behave, 1.0)
+    rate = 8 * 32 / (seconds if behave == "mistakes-units" else shown_s)
+    if behave == "boasts":
+        rate = 999_999
+    name = "stage" if behave == "says-nothing-known" else "step"
+    print(f"{name} {step}: {shown_s:.6f} s loss {loss} rate {rate:.1f} peak 0.25 GiB", flush=True)
 
 
 def stand_still(*, awake: bool) -> None:

@@ -22,7 +22,7 @@ from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.evaluators.trainer.foreign_load import throttled_s
 from frontrunner.results.check import check
-from frontrunner.results.outcome import FailureKind, Measurement, Outcome, Telemetry
+from frontrunner.results.outcome import FailureKind, Measurement, Outcome, ProbeEnding, Telemetry
 from frontrunner.results.predictions import OUTLOOK, expected_of
 from frontrunner.results.ranking import best
 from frontrunner.results.states import CampaignState, TrialState
@@ -68,6 +68,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Forecaster]]:
 
 
 EXHAUSTIVE = {"strategy": "exhaustive"}
+SLOWER = ProbeEnding.SLOWER
 
 
 def disturbed(recipe: Recipe) -> Outcome:
@@ -103,22 +104,44 @@ def test_repeats_end_where_a_machine_stays_busy(campaigns: Campaigns, scripted: 
     made = scripted(lambda recipe, attempt: None if recipe in clean else disturbed(recipe))
     record, spec = campaigns.create("scripted", search=EXHAUSTIVE)
     assert campaigns.driver(record, spec).run().measured == LEGAL
-    assert [made.attempts[recipe] for recipe in RECIPES] == [
-        3,
-        2,
-        1,
-        1,
-        1,
-        3,
-        2,
-        1,
-        1,
-    ], "until one is clean"
+    repeated_until_clean = [3, 2, 1, 1, 1, 3, 2, 1, 1]
+    winner = best(campaigns.store, record)[0].recipe
+    repeated_until_clean[RECIPES.index(winner)] += 1  # at the end, as no measurement of it is full
+    assert [made.attempts[recipe] for recipe in RECIPES] == repeated_until_clean
     assert all(
         bool(row.doubts) == (row.recipe not in clean) for row in best(campaigns.store, record)
     )
     with campaigns.store.database.read() as connection:
         assert check(connection, store="it").is_sound
+
+
+@pytest.mark.parametrize(
+    ("budget", "reason"),
+    [({"probes": 5}, "the budget is used up"), ({}, "every legal recipe has been tried")],
+)
+def test_driver_measures_the_leading_recipe_in_full_before_a_campaign_ends(
+    campaigns: Campaigns, scripted: Any, budget: dict[str, int], reason: str
+) -> None:
+    """The fastest recipe was cut short, as it is after the former best recipe's figure fell."""
+    to_beat: list[float | None] = []
+
+    def script(recipe: Recipe, attempt: int) -> Outcome:
+        if recipe != RECIPES[1]:
+            return outcome_at(2.0)
+        return outcome_at(1.1) if attempt > 1 else replace(outcome_at(1.0), ended=SLOWER)
+
+    made = scripted(script)
+    start = made.start
+    made.start = lambda self, order: (to_beat.append(order.best_tokens_per_s), start(self, order))
+    record, spec = campaigns.create("scripted", search=EXHAUSTIVE, budget=budget)
+    assert campaigns.driver(record, spec).run().reason.startswith(reason)
+    assert made.attempts[RECIPES[1]] == 2
+    assert made.attempts.total() == (5 if budget else LEGAL + 1)
+    assert to_beat[0] is None, "nothing was measured before"
+    assert to_beat[-1] is None, "a repeat is never cut short"
+    assert None not in to_beat[1:-1]
+    first = best(campaigns.store, record)[0]
+    assert (first.recipe, first.standing.repeats) == (RECIPES[1], 2)
 
 
 def test_a_driver_and_its_successor_go_by_the_same_measurements(

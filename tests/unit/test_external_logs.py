@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from frontrunner.evaluators.external import CommandSettings
+from frontrunner.evaluators.external.log_sample import read_sample
 from frontrunner.evaluators.external.logs import (
     LogReader,
     marks_a_step,
@@ -344,6 +346,24 @@ VERSIONS = {
         (40, None, None, 0),
         int(9.02 * GIB),
     ),
+    "DeepSpeed 0.2, which prints no step of its engine": (
+        # https://github.com/deepspeedai/DeepSpeed/issues/255
+        "deepspeed",
+        "[INFO 2020-06-08 05:26:19] 0/2600, SamplesPerSec=83.480\n",
+        (2600, None, None, 0),
+        0,
+    ),
+    "NeMo 1, a progress bar that rounds the global step": (
+        # NeMo-Megatron-Launcher's Llama 2 7B, as a user's notes of June 2024 quote it
+        "nemo",
+        (
+            "\rEpoch 0: :  60%|██████    | 6024/10000 [4:26:54<2:56:09, v_num=0,"
+            " reduced_train_loss=0.0252, global_step=6.02e+3, consumed_samples=96384.0,"
+            " train_step_timing in s=2.590, val_loss=0.0917]\n"
+        ),
+        (6024, 2.59, 0.0252, 0),
+        0,
+    ),
     "NeMo of August 2024, without times": (
         # https://github.com/NVIDIA-NeMo/Speech/pull/10128
         "nemo",
@@ -353,6 +373,16 @@ VERSIONS = {
         ),
         (3, None, 8.595, 0),
         0,
+    ),
+    "torchtitan of August 2024, whose rate has another name": (
+        # the name is of https://github.com/pytorch/torchtitan/issues/3
+        "torchtitan",
+        (
+            "[rank0]:2024-08-13 18:03:44,021 - root - INFO - step:  3  loss:  8.6183  memory:"
+            " 53.23GiB(67.27%)  wps: 1,234  mfu: 8.35%\n"
+        ),
+        (3, None, 8.6183, 0),
+        int(53.23 * GIB),
     ),
     "torchtitan of March 2025": (
         # https://github.com/pytorch/torchtitan/pull/950
@@ -396,3 +426,23 @@ def test_logs_of_other_versions_are_read(tmp_path: Path, name: str) -> None:
     (step,) = reader.steps
     assert (step.number, step.time_s, step.loss, step.skipped_steps) == pytest.approx(expected)
     assert reader.peak_memory_bytes == peak
+
+
+def test_read_sample_shows_what_a_probe_would_read(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(MEGATRON_LM)
+    sample = read_sample(CommandSettings(log="megatron-lm"), log)
+    assert [(step.number, step.time_s, step.skipped_steps) for step in sample.steps] == [
+        (43, 5.4449, 0),
+        (44, 5.5338, 1),
+    ]
+    assert sample.peak_memory_bytes == int(12712.43603515625 * MIB)
+    assert {one.figure: one.value for one in sample.statements}["global_batch_seqs"] == 128
+
+
+def test_read_sample_refuses_a_log_without_steps_with_its_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("loading\nhello world\n")
+    with pytest.raises(InvalidInput, match=r"last lines:\nloading\nhello world") as refused:
+        read_sample(CommandSettings(log="deepspeed"), log)
+    assert "command.log_patterns" in (refused.value.hint or "")

@@ -45,6 +45,7 @@ from frontrunner.text import counted, percent, seconds, thousands
 from frontrunner.views import results as views
 from frontrunner.views.around import print_around
 from frontrunner.views.live import make_listener
+from frontrunner.views.log_sample import print_log_sample
 
 if TYPE_CHECKING:
     from frontrunner.cli.options import Backend
@@ -68,6 +69,12 @@ TOP = 10
 @click.option(
     "--or-resume", is_flag=True, help="Continue the campaign of this name, if the store has one."
 )
+@click.option(
+    "--check-log",
+    type=opt.FILE,
+    metavar="LOG",
+    help="Only show what the campaign would read from this log of another trainer.",
+)
 @opt.store_option
 @opt.json_option
 def launch(  # noqa: PLR0913 - the options of the command
@@ -78,6 +85,7 @@ def launch(  # noqa: PLR0913 - the options of the command
     store: str | None,
     *,
     or_resume: bool,
+    check_log: Path | None,
     as_json: bool,
 ) -> None:
     """Run the campaign in FILE until its budget is used up, and print its ranking.
@@ -95,6 +103,10 @@ def launch(  # noqa: PLR0913 - the options of the command
     campaign = read_campaign_file(
         file or example_file(example or ""), opt.key_values("--set", changes)
     )
+    if check_log is not None:
+        sample = api.check_log(campaign, check_log)
+        opt.show(sample, print_log_sample, as_json=as_json)
+        return
     url = store_url(store, from_file=campaign.store.url)
     if or_resume:
         with suppress(NotFound, StoreUnusable):  # where nothing is there yet

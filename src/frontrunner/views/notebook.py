@@ -12,6 +12,7 @@ from frontrunner.evaluators.analytic.estimates import Plan, ShownPlan
 from frontrunner.evaluators.analytic.scaling import Scaling
 from frontrunner.evaluators.analytic.timeline import StepTimeline
 from frontrunner.evaluators.analytic.variations import MeasuredScaling, Sweep
+from frontrunner.evaluators.external.log_sample import LogSample
 from frontrunner.fronts import Front
 from frontrunner.planning import ClusterRanking
 from frontrunner.results.check import Check
@@ -26,6 +27,7 @@ from frontrunner.spaces.display import Displayed, register_html
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 from frontrunner.views import around, plan, results
+from frontrunner.views.log_sample import print_log_sample
 from frontrunner.views.terminal import print_fields, recorded
 from frontrunner.views.timeline import print_timeline
 
@@ -43,6 +45,7 @@ PRINTERS: dict[type, Callable[[Any], None]] = {
     FailureList: results.print_failures,
     Front: results.print_front,
     Labels: results.print_labels,
+    LogSample: print_log_sample,
     MeasuredScaling: around.print_measured_scaling,
     Plan: plan.print_plan,
     RankedRecipe: results.print_ranking,

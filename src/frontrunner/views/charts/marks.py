@@ -51,6 +51,8 @@ OUTCOMES: dict[str, tuple[str, str]] = {
     "lost": (GRAY, BAR),
     "implausible": (GREEN, STAR),
     "illegal-for-engine": ("#86b5dd", PENTAGON),
+    "no-steps-found": ("#d98ac0", "wedge"),
+    "too-few-steps": ("#8c8c3a", "stroke"),
     "running": ("#2aa198", "arrow"),
 }
 """Color and symbol of each outcome: each is unique by itself, and visible on white and on black."""
