@@ -67,7 +67,8 @@ class RankedRecipe(Displayed):
 
     `memory_above_idle_bytes_max_rank` is `Measurement`'s, the most in any repeat, None where none
     states it. `doubts` are those of the pooled repeats' `Telemetry`; `training` is what all its
-    tokens take at this rate.
+    tokens take at this rate. Without `has_full_measurement` each of its probes ended early or was
+    disturbed.
     """
 
     rank: int
@@ -80,6 +81,18 @@ class RankedRecipe(Displayed):
     memory_above_idle_bytes_max_rank: int | None = None
     doubts: tuple[str, ...] = ()
     training: Training | None = None
+    has_full_measurement: bool = True
+
+    @property
+    def why_unconfirmed(self) -> str | None:
+        """Why this recipe's place is not to be relied on; None where nothing speaks against it."""
+        if self.has_full_measurement:
+            return None
+        return (
+            f"The place of {self.recipe_id} is not confirmed: each of its probes ended early, as it"
+            " was clearly slower than the best recipe at that time, or was disturbed by other"
+            " processes"
+        )
 
 
 class Ranking(list[RankedRecipe], DisplayedRows):
@@ -198,6 +211,8 @@ def rank(  # noqa: PLR0913 - the parameters of a query, each by its name
                 default=None,
             ),
             doubts=doubts_of(recorded[row.trial_id]),
+            has_full_measurement=not recorded[row.trial_id]
+            or any(one.is_full for one in recorded[row.trial_id]),
             training=_training(campaign, recipe, stats.tokens_per_s),
         )
         found.append(ranked)

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from sqlalchemy import Column, ColumnElement, Connection, Select, func, inspect, select
+from sqlalchemy import Column, ColumnElement, Connection, Select, func, inspect, select, union
 from sqlalchemy.orm import InstrumentedAttribute
 from typing_extensions import TypedDict
 
@@ -261,17 +261,21 @@ def outcomes_by_attempt(connection: Connection, attempts: Select[int]) -> dict[i
 def recorded_by_trial(
     connection: Connection, trial_ids: Sequence[int]
 ) -> dict[int, list[Measurement]]:
-    """Return the measurements of trials, by their ids, of which ranks recorded something beside
-    their steps.
+    """Return the measurements of trials, by their ids, of which something is recorded beside their
+    steps: by ranks, or why the probe ended.
     """
     found: dict[int, list[Measurement]] = defaultdict(list)
-    if has_table(connection, TelemetryRow):
-        recorded = select(AttemptRow.trial_id).join(
-            TelemetryRow, TelemetryRow.attempt_id == AttemptRow.id
-        )
+    tables = [one for one in (TelemetryRow, EndingRow) if has_table(connection, one)]
+    if tables:
         for start in range(0, len(trial_ids), MOST_BOUND):
             mine = AttemptRow.trial_id.in_(trial_ids[start : start + MOST_BOUND])
-            theirs = AttemptRow.trial_id.in_(recorded.where(mine))
+            recorded = (
+                select(AttemptRow.trial_id)
+                .join(table, table.attempt_id == AttemptRow.id)
+                .where(mine)
+                for table in tables
+            )
+            theirs = AttemptRow.trial_id.in_(union(*recorded))
             outcomes = outcomes_by_attempt(connection, select(AttemptRow.id).where(theirs))
             for row in connection.execute(select(AttemptRow.id, AttemptRow.trial_id).where(theirs)):
                 if isinstance(outcome := outcomes.get(row.id), Measurement):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,14 @@ from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 from frontrunner.results.displayed_rows import DisplayedRows
 from frontrunner.results.lease import holder_identity, is_held
 from frontrunner.results.nodes import AttemptNodes, SetAside, nodes_of, set_aside
-from frontrunner.results.outcome import Failure, FailureKind, Outcome, RecipeStats
+from frontrunner.results.outcome import (
+    Failure,
+    FailureKind,
+    Measurement,
+    Outcome,
+    RecipeStats,
+    pool,
+)
 from frontrunner.results.predictions import FORECASTS, OUTLOOK, newest_outlooks
 from frontrunner.results.process_identity import boot_id, is_on_this_host
 from frontrunner.results.provenance import Provenance
@@ -25,6 +32,7 @@ from frontrunner.results.records import (
     COPIED,
     UNARCHIVED,
     Attempt,
+    AttemptOutcome,
     Campaign,
     Event,
     Trial,
@@ -56,8 +64,10 @@ from frontrunner.spaces.errors import InvalidInput, NotFound, bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.validation import load_json
+from frontrunner.text import thousands
 
 LAST_EVENTS = 10
+MOST_LEFT = 5
 MIN_PREFIX = 4
 MOST_CANDIDATES = 8
 
@@ -69,7 +79,9 @@ class Status(Displayed):
     `trials` and `failures` count trials by state and failed attempts by kind. `driver_is_live` is
     False for a campaign that was cut off. `outlook` is the newest estimate of what is left to gain
     (`frontrunner.results.predictions`); `last_events` are the newest others but proposals, oldest
-    first; `nodes_aside` are the nodes that no probe gets now.
+    first; `nodes_aside` are the nodes that no probe gets now. `left_ranking` are the recipes that
+    were measured and left the ranking as a repeat of them failed, the fastest first, at most
+    `MOST_LEFT`; `left_ranking_count` counts all of them.
     """
 
     campaign: Campaign
@@ -80,6 +92,8 @@ class Status(Displayed):
     outlook: Event | None
     last_events: tuple[Event, ...]
     nodes_aside: tuple[SetAside, ...] = ()
+    left_ranking: tuple[FailedTrial, ...] = ()
+    left_ranking_count: int = 0
 
     @property
     def state_in_words(self) -> str:
@@ -107,12 +121,28 @@ class ActiveDriver:
 
 @dataclass(frozen=True, kw_only=True)
 class FailedTrial:
-    """A trial whose final outcome is a failure: the last attempt's, of `attempts` in all."""
+    """A trial whose final outcome is a failure: the last attempt's, of `attempts` in all.
+
+    `measured` pools the measurements of earlier attempts, None where there are none. Such a recipe
+    was ranked until a repeat of it failed.
+    """
 
     trial: Trial
     failure: Failure
     attempts: int
     run_folder: str
+    measured: RecipeStats | None = None
+
+    @property
+    def left_the_ranking(self) -> str | None:
+        """What is to be said of a recipe that was ranked before; None of others."""
+        if self.measured is None:
+            return None
+        return (
+            f"{self.trial.recipe_id} left the ranking: it was measured at"
+            f" {thousands(self.measured.tokens_per_s)} tokens/s, and then a repeat failed,"
+            f" {self.failure.kind}: {self.failure.message}"
+        )
 
 
 class FailureList(list[FailedTrial], DisplayedRows):
@@ -125,6 +155,7 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
         lease = connection.execute(select(CampaignRow).where(CampaignRow.id == found.id)).one()
         others = (EventRow.campaign_id == found.id, EventRow.kind.not_in(FORECASTS))
         newest = values(connection, Event, *others, order=EventRow.id.desc(), limit=LAST_EVENTS)
+        left = _left_ranking(connection, found.id)
         return Status(
             campaign=found,
             driver_is_live=is_held(store.database, connection, lease),
@@ -137,7 +168,43 @@ def status(store: Store, campaign: Campaign | str | None) -> Status:
             ),
             last_events=tuple(reversed(newest)),
             nodes_aside=set_aside(connection, found),
+            left_ranking=tuple(left[:MOST_LEFT]),
+            left_ranking_count=len(left),
         )
+
+
+def _left_ranking(connection: Connection, campaign_id: int) -> list[FailedTrial]:
+    """Return the recipes that were measured and then failed, the fastest first."""
+    ids = connection.execute(
+        select(TrialRow.id)
+        .join(AttemptRow, AttemptRow.trial_id == TrialRow.id)
+        .where(TrialRow.campaign_id == campaign_id, TrialRow.state == TrialState.FAILED)
+        .where(AttemptRow.state == AttemptState.MEASURED)
+        .distinct()
+    ).scalars()
+    failed = [
+        found
+        for trial_id in ids
+        if (found := _failed_trial(read_attempts(connection, AttemptRow.trial_id == trial_id)))
+    ]
+    return sorted(failed, key=lambda one: -(one.measured.tokens_per_s if one.measured else 0.0))
+
+
+def _failed_trial(attempts: Sequence[AttemptOutcome]) -> FailedTrial | None:
+    """Return a trial as failed by its attempts, the oldest first; None where the last one did not
+    fail.
+    """
+    last = attempts[-1]
+    if not isinstance(last.outcome, Failure):
+        return None
+    measured = [one.outcome for one in attempts if isinstance(one.outcome, Measurement)]
+    return FailedTrial(
+        trial=last.trial,
+        failure=last.outcome,
+        attempts=len(attempts),
+        run_folder=last.attempt.run_folder,
+        measured=pool(measured) if measured else None,
+    )
 
 
 def _failures_by_kind(connection: Connection, campaign_id: int) -> Mapping[FailureKind, int]:
@@ -218,16 +285,7 @@ def failures(
             connection, AttemptRow.trial_id.in_(ids if len(ids) <= MOST_BOUND else failed)
         )
         listed = [tries[trial_id] for trial_id in ids if trial_id in tries]
-    return [
-        FailedTrial(
-            trial=last.trial,
-            failure=last.outcome,
-            attempts=len(of_trial),
-            run_folder=last.attempt.run_folder,
-        )
-        for of_trial in listed
-        if isinstance((last := of_trial[-1]).outcome, Failure)
-    ]
+    return [found for of_trial in listed if (found := _failed_trial(of_trial)) is not None]
 
 
 def last_failure(store: Store, campaign: str | None, trial_number: int) -> Failure | None:

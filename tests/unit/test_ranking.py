@@ -6,11 +6,12 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, pool
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding, pool
 from frontrunner.results.pages import (
     history_page,
     rank_of,
@@ -353,3 +354,44 @@ print(sorted({"pandas", "numpy", "torch", "optuna", "deephyper"} & set(sys.modul
         [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_status_names_a_recipe_that_left_the_ranking_when_a_repeat_failed(
+    store: Store, writer: CampaignWriter
+) -> None:
+    fast, slow = measurement((0.5,), 1), measurement((1.0,), 1)
+    failed = Failure(kind=FailureKind.IMPLAUSIBLE, message="too fast")
+    record(writer, "a" * 12, fast, failed, number=1)
+    record(writer, "b" * 12, slow, number=2)
+    record(writer, "c" * 12, Failure(kind=FailureKind.CRASHED, message="x"), number=3)
+    found = status(store, "ranked")
+    assert found.best is not None
+    assert found.best.recipe_id == "b" * 12
+    (left,) = found.left_ranking
+    assert found.left_ranking_count == 1
+    assert left.measured == pool([fast])
+    assert left.left_the_ranking == (
+        f"{'a' * 12} left the ranking: it was measured at {TOKENS_PER_STEP / 0.5:,.0f} tokens/s,"
+        " and then a repeat failed, implausible: too fast"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ended", "is_confirmed"),
+    [
+        ([ProbeEnding.SLOWER], False),
+        ([ProbeEnding.SLOWER, ProbeEnding.NOISY], True),
+        ([None], True),
+    ],
+)
+def test_best_says_whether_a_recipe_was_ever_measured_in_full(
+    store: Store,
+    writer: CampaignWriter,
+    ended: list[ProbeEnding | None],
+    is_confirmed: bool,
+) -> None:
+    measured = [replace(measurement((1.0, 1.1), 1), ended=one) for one in ended]
+    record(writer, "a" * 12, *measured, number=1)
+    (row,) = best(store, "ranked")
+    assert row.has_full_measurement is is_confirmed
+    assert (row.why_unconfirmed is None) is is_confirmed

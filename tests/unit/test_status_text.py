@@ -10,14 +10,20 @@ from pathlib import Path
 import pytest
 
 from frontrunner.cli.run import _raise_unless_done
-from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.outcome import Failure, FailureKind, ProbeEnding
 from frontrunner.results.ranking import best
 from frontrunner.results.states import CampaignState
 from frontrunner.results.status import failures, status
 from frontrunner.results.store import open_store
 from frontrunner.search.driver import Conclusion
 from frontrunner.spaces.errors import CampaignFailed
-from frontrunner.views.results import _detail, print_campaigns, print_next_commands, print_status
+from frontrunner.views.results import (
+    _detail,
+    print_campaigns,
+    print_next_commands,
+    print_ranking,
+    print_status,
+)
 from support.page_stores import page_store
 from support.rankings import measurement, record, start
 
@@ -101,3 +107,16 @@ def test_comments_of_commands_stand_all_beside_or_all_above_them(
     print_next_commands("c", winner)
     printed = capsys.readouterr().out.split("next:\n")[1].splitlines()
     assert len(printed) == lines
+
+
+def test_ranking_says_first_that_its_first_place_is_not_confirmed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_store(str(tmp_path / "s.db"), create=True) as store:
+        record(start(store, "c"), "a" * 12, replace(DONE, ended=ProbeEnding.SLOWER))
+        ranking = best(store, "c")
+    print_ranking(ranking)
+    assert capsys.readouterr().out.startswith(f"! The place of {'a' * 12} is not confirmed")
+    print_next_commands("c", ranking[0])
+    following = capsys.readouterr().out.partition("next:")[2].split()
+    assert following[:4] == ["frontrunner", "measure", "--confirm", "5"]

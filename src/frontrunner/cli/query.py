@@ -78,8 +78,10 @@ def best(
         return
     if not ranking:
         raise _nothing_measured(backend, campaign, "a peak within --max-memory-gb")
-    ranked = backend.status(campaign).campaign
+    status = backend.status(campaign)
+    ranked = status.campaign
     views.print_ranking(ranking, title=f"best by {by or ranked.objective}")
+    views.print_left_ranking(status)
     if NODE_TYPES in ranked.problem_summary:
         views.print_node_types(ranked)
     elif baseline := backend.baseline(campaign):

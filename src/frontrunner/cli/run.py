@@ -310,12 +310,14 @@ def finish(
     ranking = found.best(campaign, top=TOP) if conclusion.measured else Ranking()
     front = found.front(campaign, objectives=conclusion.objectives) if several and ranking else ()
     around = sweeps.measured(campaign, store=store)
+    status = found.status(campaign)
     if as_json:
         document = {
             "campaign": campaign,
             "state": conclusion.state,
             "reason": conclusion.reason,
             "best": ranking,
+            "left_ranking": status.left_ranking,
         }
         more: dict[str, object] = (
             {"objectives": conclusion.objectives, "front": front} if several else {}
@@ -328,6 +330,7 @@ def finish(
         print_around(around)
     elif ranking:
         views.print_ranking(ranking, title=_title(campaign, conclusion, ranking))
+        views.print_left_ranking(status)
         if front:
             views.print_front(front, conclusion.objectives)
         views.print_outlook(conclusion.outlook, conclusion.limits)

@@ -171,6 +171,8 @@ def warnings(collected: Collected) -> Iterator[str]:
         )
     if why := collected.ranking[0].doubts:
         yield f"The best recipe's figures may not be its own: {'; '.join(why)}."
+    if (unconfirmed := collected.ranking[0].why_unconfirmed) is not None:
+        yield f"{unconfirmed}."
     for second in others:
         gap, spread = (
             collected.ranking[1].gap_percent,
@@ -185,8 +187,8 @@ def warnings(collected: Collected) -> Iterator[str]:
     rough = int((collected.attempts.endings == ENDINGS.index(ProbeEnding.SLOWER)).sum())
     if rough:
         yield (
-            f"{counted(rough, 'probe')} ended early, clearly slower than the best recipe: the"
-            " figures of slow recipes are rough."
+            f"{counted(rough, 'probe')} ended early, clearly slower than the best recipe at that"
+            " time: the figures of these probes are rough."
         )
     if not collected.problem.global_batch.is_fixed:
         yield (

@@ -59,6 +59,7 @@ PROBLEM = (
     "{model}, {devices} x {device}, {sequence_length} tokens, batch {global_batch}, {precision}"
 )
 MOST_FOLDERS = 5
+CONFIRMED = 5
 MOST_NODES = 8
 MOST_CELL = 60
 WIDE = 125
@@ -188,6 +189,9 @@ def print_status(status: Status) -> None:
             f"best      {status.best.recipe_id}  {speed} tokens/s  {status.best.recipe.describe()}"
         )
         _print_doubts(status.best)
+        if (why := status.best.why_unconfirmed) is not None:
+            out.say(f"! {why}", style="yellow")
+    print_left_ranking(status)
     if status.outlook is not None:
         out.say(f"outlook   {outlook_in_words(outlook_of(status.outlook)[0])}")
     for event in status.last_events:
@@ -368,6 +372,9 @@ def _print_rows(
     ranked: Callable[[Row], RankedRecipe],
 ) -> None:
     out = console()
+    for row in map(ranked, rows):
+        if row.rank == 1 and (why := row.why_unconfirmed) is not None:
+            out.say(f"! {why}", style="yellow")
     out.print(
         column_table(title, columns, rows, width=out.width, bold=lambda row: ranked(row).rank == 1)
     )
@@ -385,6 +392,19 @@ def _print_rows(
 def _print_doubts(row: RankedRecipe) -> None:
     if row.doubts:
         console().say(f"! {row.recipe_id}: {'; '.join(row.doubts)}", style="dim")
+
+
+def print_left_ranking(status: Status) -> None:
+    """Print which recipes were measured and left the ranking, and why."""
+    out = console()
+    for left in status.left_ranking:
+        out.say(f"! {left.left_the_ranking}", style="yellow")
+    more = status.left_ranking_count - len(status.left_ranking)
+    if more:
+        out.say(
+            located(f"! and {more:,} more; see: frontrunner failures {status.campaign.name}"),
+            style="yellow",
+        )
 
 
 def print_outlook(outlook: Outlook | None, limits: Sequence[Limit]) -> None:
@@ -412,7 +432,11 @@ def print_next_commands(
     """
     out, where = console(), f" --campaign {campaign}" if elsewhere else ""
     several = f" --objectives {','.join(objectives)}" if len(objectives) > 1 else ""
-    commands = {
+    commands = {}
+    if winner.why_unconfirmed is not None or winner.standing.is_noisy:
+        confirm = f"frontrunner measure --confirm {CONFIRMED} --campaign {campaign}"
+        commands[confirm] = "measure the first places again"
+    commands |= {
         f"frontrunner show {winner.recipe_id}{where}": "why it ranks first",
         f"frontrunner pareto {campaign}{several}": (
             "the front" if several else "speed against memory"
