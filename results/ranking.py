@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from frontrunner.results.displayed_rows import DisplayedRows
-from frontrunner.results.outcome import RecipeStats, doubts_of
+from frontrunner.results.outcome import Measurement, ProbeEnding, RecipeStats, doubts_of
 from frontrunner.results.records import NODE_TYPES, Campaign, Figures
 from frontrunner.results.rows import cell, recorded_by_trial, value_of
 from frontrunner.results.schema import StandingRow, TrialRow
@@ -67,8 +67,8 @@ class RankedRecipe(Displayed):
 
     `memory_above_idle_bytes_max_rank` is `Measurement`'s, the most in any repeat, None where none
     states it. `doubts` are those of the pooled repeats' `Telemetry`; `training` is what all its
-    tokens take at this rate. Without `has_full_measurement` each of its probes ended early or was
-    disturbed.
+    tokens take at this rate. `why_unconfirmed` states why its place is not to be relied on, if
+    none of its measurements is full (`Measurement.is_full`).
     """
 
     rank: int
@@ -81,18 +81,7 @@ class RankedRecipe(Displayed):
     memory_above_idle_bytes_max_rank: int | None = None
     doubts: tuple[str, ...] = ()
     training: Training | None = None
-    has_full_measurement: bool = True
-
-    @property
-    def why_unconfirmed(self) -> str | None:
-        """Why this recipe's place is not to be relied on; None where nothing speaks against it."""
-        if self.has_full_measurement:
-            return None
-        return (
-            f"The place of {self.recipe_id} is not confirmed: each of its probes ended early, as it"
-            " was clearly slower than the best recipe at that time, or was disturbed by other"
-            " processes"
-        )
+    why_unconfirmed: str | None = None
 
 
 class Ranking(list[RankedRecipe], DisplayedRows):
@@ -211,12 +200,24 @@ def rank(  # noqa: PLR0913 - the parameters of a query, each by its name
                 default=None,
             ),
             doubts=doubts_of(recorded[row.trial_id]),
-            has_full_measurement=not recorded[row.trial_id]
-            or any(one.is_full for one in recorded[row.trial_id]),
+            why_unconfirmed=_why_unconfirmed(row.recipe_id, recorded[row.trial_id]),
             training=_training(campaign, recipe, stats.tokens_per_s),
         )
         found.append(ranked)
     return found
+
+
+def _why_unconfirmed(recipe_id: str, measurements: Sequence[Measurement]) -> str | None:
+    """Return why a recipe's place is not confirmed; None if a measurement of it is full."""
+    if not measurements or any(one.is_full for one in measurements):
+        return None
+    reasons = []
+    if any(one.ended is ProbeEnding.SLOWER for one in measurements):
+        reasons.append("ended early, as it was clearly slower than the best recipe at that time")
+    if any(one.is_disturbed for one in measurements):
+        reasons.append("was disturbed by other processes")
+    each = "its probe" if len(measurements) == 1 else "each of its probes"
+    return f"The place of {recipe_id} is not confirmed: {each} {' or '.join(reasons)}"
 
 
 def _training(campaign: Campaign, recipe: Recipe, tokens_per_s: float) -> Training | None:
