@@ -354,11 +354,19 @@ def with_log(failure: Failure, log: Path) -> Failure:
 
 
 def written(folder: RunFolder, outcome: Outcome) -> Outcome:
-    """Write the outcome down where there is room for it; a crash on a full disk is not the recipe's
-    fault.
+    """Write the outcome down where there is room for it.
+
+    A crash on a full disk is not the recipe's fault, and neither is what became of a probe whose
+    folder was removed meanwhile: both are lost.
     """
     try:
         folder.write_outcome(outcome)
+    except FileNotFoundError:
+        message = (
+            f"its run folder {folder.path} was removed while it ran; keep what cleans that file"
+            " system away from it, or set store.run_folder"
+        )
+        return Failure(kind=FailureKind.LOST, message=message, node_seconds=outcome.node_seconds)
     except OSError as error:
         if not is_disk_full(error):
             raise

@@ -198,6 +198,22 @@ def test_a_trainer_past_its_deadline_is_too_slow(tmp_path: Path) -> None:
     assert "probe.deadline_s = 1 s" in found.message
 
 
+def test_a_probe_whose_run_folder_is_removed_is_lost(tmp_path: Path) -> None:
+    """As by a purge of scratch: it fails this attempt, and the campaign goes on."""
+    setup = setup_with(tmp_path, "goes-on", measured_steps=1000)
+    one = order(setup)
+    with evaluator_of(setup) as evaluator:
+        evaluator.start(one)
+        wait_for(lambda: evaluator.finished(0.05) or evaluator.progress(one.token).steps_done)
+        shutil.rmtree(one.run_folder)
+        found: list[Finished] = []
+        wait_for(lambda: found.extend(evaluator.finished(0.25)) or found)
+    failed = found[0].outcome
+    assert isinstance(failed, Failure)
+    assert failed.kind is FailureKind.LOST
+    assert "was removed while it ran" in failed.message
+
+
 def test_a_program_that_is_not_there_is_a_failure_that_names_it(tmp_path: Path) -> None:
     setup = setup_with(tmp_path, "steps")
     found = failure(replace(setup, command=replace(setup.command, arguments=("no-such-trainer",))))
