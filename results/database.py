@@ -18,11 +18,12 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from datetime import UTC, datetime
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import (
     Connection,
@@ -68,6 +69,8 @@ from frontrunner.results.schema import (
 )
 from frontrunner.spaces.errors import StoreUnusable, bad_value, installing
 
+T = TypeVar("T")
+M = TypeVar("M", bound=Callable[..., Any])
 SWITCH_RETRY_S = 0.02
 RECONNECT_S = 120.0
 """How long a write waits for a database server that was reachable before."""
@@ -126,6 +129,22 @@ class ConnectionLost(StoreUnusable):
     """
 
 
+class StoreReplaced(StoreUnusable):
+    """The file of an open store was removed, or another one is in its place."""
+
+
+def repeatable(method: M) -> M:
+    """Have a method that only reads, of an object with a `database`, run again when the connection
+    to a database server breaks.
+    """
+
+    @wraps(method)
+    def repeated(self: Any, *arguments: Any, **named: Any) -> Any:
+        return self.database.repeated(lambda: method(self, *arguments, **named))
+
+    return cast(M, repeated)
+
+
 class Database:
     """One open database. Safe to use from several threads; each transaction has its own
     connection.
@@ -144,6 +163,7 @@ class Database:
         self._busy_timeout_s = busy_timeout_s
         self._clock = clock
         self._held = threading.local()
+        self._opened_file: tuple[int, int] | None = None
         if self.is_server:
             self._engine = _server_engine(address, lock_timeout_s=busy_timeout_s)
         else:
@@ -171,6 +191,46 @@ class Database:
         it.
         """
         self._engine.dispose()
+
+    def remember_file(self) -> None:
+        """Take the file that is there now for the one that is open."""
+        if self.address.path is not None:
+            self._opened_file = _file_identity(self.address.path)
+
+    def check_file_is_there(self) -> None:
+        """Raise `StoreReplaced` where the path no longer names the file that was opened.
+
+        SQLite goes on to write into a file whose name was removed, where nobody finds it again.
+        """
+        if self._opened_file is None or self.address.path is None:
+            return
+        try:
+            is_same = _file_identity(self.address.path) == self._opened_file
+            what = "was replaced by another file"
+        except FileNotFoundError:
+            is_same, what = False, "was removed"
+        if not is_same:
+            raise StoreReplaced(
+                f"{self.address} {what} while it was in use, and nothing was stored since",
+                hint=(
+                    "put the file back, with the -wal and -shm files beside it, and run the command"
+                    " again"
+                ),
+            )
+
+    def repeated(self, read: Callable[[], T]) -> T:
+        """Return the result of a function that only reads; call it again while the connection to a
+        database server breaks, for up to `RECONNECT_S`.
+        """
+        give_up = time.monotonic() + RECONNECT_S
+        while True:
+            try:
+                return read()
+            except ConnectionLost:
+                if self._connection_held() is not None or time.monotonic() > give_up:
+                    raise
+            with self.translated(), self._connected():  # waits until the server is there again
+                pass
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -208,6 +268,7 @@ class Database:
         """
         if self.read_only:
             raise StoreUnusable(f"{self.address} was opened read-only")
+        self.check_file_is_there()
         with self.translated(), self._connected() as connection:
             marked = connection.execution_options(**(WRITING if self.is_server else {WRITES: True}))
             with marked.begin():
@@ -216,6 +277,7 @@ class Database:
                         sql("SELECT pg_advisory_xact_lock(:number)"), {"number": WHOLE_STORE}
                     )
                 yield marked
+        self.check_file_is_there()  # else the commit went into a file without a name
 
     @contextmanager
     def translated(self) -> Iterator[None]:
@@ -355,6 +417,11 @@ def _server_engine(address: StoreAddress, *, lock_timeout_s: float) -> Engine:
         ) from error
 
 
+def _file_identity(path: Path) -> tuple[int, int]:
+    state = path.stat()
+    return state.st_dev, state.st_ino
+
+
 def _file_state(path: Path) -> tuple[int, int]:
     return path.stat().st_size, path.stat().st_mtime_ns
 
@@ -375,6 +442,7 @@ def open_database(
                 _refuse_other_versions(connection, address)
         else:
             _prepare(database, create=create)
+            database.remember_file()
     except BaseException:
         database.close()
         raise

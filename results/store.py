@@ -20,7 +20,7 @@ from typing import Any, Self
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from frontrunner.results.address import damaged
-from frontrunner.results.database import Database, open_database
+from frontrunner.results.database import Database, open_database, repeatable
 from frontrunner.results.lease import is_held, refuse_driven, until
 from frontrunner.results.outcome import Measurement, Outcome, undisturbed
 from frontrunner.results.process_identity import acting_user, process_id
@@ -124,6 +124,7 @@ class Store:
         """The file's path, or the URL with its password hidden."""
         return str(self.database.address)
 
+    @repeatable
     def now(self) -> datetime:
         """Return the time by the store's clock."""
         return self.database.now()
@@ -323,6 +324,7 @@ class Store:
             Campaign, found[0]
         )
 
+    @repeatable
     def campaign(self, name: str | None) -> Campaign:
         """Return the named campaign, or for None the newest (see `read`); `NotFound` where there is
         none.
@@ -330,6 +332,7 @@ class Store:
         with self.read(name) as (_, found):
             return found
 
+    @repeatable
     def campaigns(self) -> list[CampaignSummary]:
         """Return every campaign, the newest first."""
         with self.database.read() as connection:
@@ -371,11 +374,13 @@ class Store:
             )
         return [found[campaign_id] for campaign_id in ids]
 
+    @repeatable
     def records(self, ids: Sequence[int]) -> dict[int, Campaign]:
         """Return campaigns by their ids."""
         with self.database.read() as connection:
             return {one.id: one for one in values(connection, Campaign, CampaignRow.id.in_(ids))}
 
+    @repeatable
     def trials(self, campaign_id: int) -> list[Trial]:
         """Return the campaign's trials in the order in which they were proposed."""
         with self.database.read() as connection:
@@ -383,6 +388,7 @@ class Store:
                 connection, Trial, TrialRow.campaign_id == campaign_id, order=TrialRow.number
             )
 
+    @repeatable
     def final_outcomes(self, campaign_id: int) -> list[tuple[Recipe, Outcome]]:
         """Return the measurements that count, and the failures that ended a trial, in the order in
         which they ended.
@@ -398,6 +404,7 @@ class Store:
         count = {one.attempt.id for attempts in by_trial.values() for one in _counting(attempts)}
         return [(one.trial.recipe, one.outcome) for one in found if one.attempt.id in count]
 
+    @repeatable
     def open_attempts(self, campaign_id: int) -> list[Attempt]:
         """Return the attempts recorded as running, oldest first: after a crash, those to
         harvest.
@@ -406,6 +413,7 @@ class Store:
         with self.database.read() as connection:
             return values(connection, Attempt, AttemptRow.campaign_id == campaign_id, is_running)
 
+    @repeatable
     def events(
         self, campaign_id: int, after: int = 0, limit: int = 1000, *, kind: str | None = None
     ) -> list[Event]:

@@ -14,10 +14,11 @@ from functools import cached_property
 from frontrunner.evaluators.analytic.estimates import estimate_many, not_modelled, plan
 from frontrunner.evaluators.probe.files import is_disk_full, why_disk_full
 from frontrunner.evaluators.protocol import Finished
+from frontrunner.results.database import StoreReplaced
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import NO_OUTLOOK, OUTLOOK, newest_outlooks, outlook_of
 from frontrunner.results.prior_results import REUSED, probes_made, trials_noted
-from frontrunner.results.records import Campaign, Trial
+from frontrunner.results.records import Campaign, Event, Trial
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.search.attempts import CampaignSession
@@ -134,9 +135,20 @@ class Driver:
         is_instant = self._campaign.figures != "measured"
         self._job = JobTime(0.0 if is_instant else self._spec.probe.deadline_s)
         state, reason = CampaignState.FAILED, "the driver was interrupted"
+        has_store = True
         try:
             session.begin(asked=len(self._asked))
             state, reason = self._drive()
+        except StoreReplaced as error:
+            has_store = False
+            folder = self._spec.run_folder
+            raise StoreReplaced(
+                f"campaign {self.campaign_name} has stopped: {error.message}",
+                hint=(
+                    f"{error.hint}. Outcomes that it lacks are in the run folders:"
+                    f" frontrunner store recover {folder}"
+                ),
+            ) from error
         except Exception as error:
             reason = f"the driver ended on {type(error).__name__}: {error}"[:500]
             if isinstance(error, OSError):  # such as a full disk
@@ -150,7 +162,8 @@ class Driver:
             raise
         finally:
             self._job.close()
-            session.close(*(self._as_left if self._asked else (state, reason)))
+            if has_store:
+                session.close(*(self._as_left if self._asked else (state, reason)))
         last_failure = (
             next(reversed(session.retries.alike), None) if state is CampaignState.PAUSED else None
         )
@@ -266,8 +279,12 @@ class Driver:
             self._proposals.leave_out(trial.recipe)
             if trial.recipe not in known:
                 session.view.count(_ended(trial, lost))
-        with store.database.read() as connection:
-            events = newest_outlooks(connection, campaign.id, IN_A_ROW)
+
+        def read_outlooks() -> list[Event]:
+            with store.database.read() as connection:
+                return list(newest_outlooks(connection, campaign.id, IN_A_ROW))
+
+        events = store.database.repeated(read_outlooks)
         for event in events:
             session.view.outlook, measured = (
                 outlook_of(event) if event.kind == OUTLOOK else (None, 0)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
 from frontrunner.results.check import check
 from frontrunner.results.outcome import Failure, FailureKind
@@ -113,6 +114,21 @@ def test_a_transaction_cut_in_its_middle_is_made_again_and_once(
     assert store.campaign(None).node_seconds_spent == 1.0
     with store.database.read() as connection:
         assert check(connection, store=url).findings == ()
+
+
+def test_a_read_cut_in_its_middle_is_made_again(server: Server, url: str, store: Store) -> None:
+    """As `keep` of a driver reads every few seconds, beside probes that go on meanwhile."""
+    cuts = []
+
+    @event.listens_for(store.database._engine, "before_cursor_execute")
+    def cut(*_: object) -> None:
+        if len(cuts) < 2:
+            cuts.append(None)
+            cut_sessions(server, url, when="idle")  # it begins with its first statement
+
+    assert store.campaign("faulted").name == "faulted"
+    assert store.trials(1) == []
+    assert len(cuts) == 2
 
 
 def test_a_commit_whose_answer_was_lost_is_not_made_again(

@@ -23,7 +23,7 @@ from frontrunner.search.attempts import MAX_ATTEMPTS
 from frontrunner.search.listener import Ended, Listener, View
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
-from frontrunner.spaces.errors import AlreadyDriven, FrontrunnerError
+from frontrunner.spaces.errors import AlreadyDriven, FrontrunnerError, StoreUnusable
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.views.history import noticed
 from support.campaigns import spec_of, tiny
@@ -547,3 +547,30 @@ def test_what_outlasts_the_job_is_cut_off_and_tried_again(
     states = campaigns.states(record)
     assert states[TrialState.MEASURED] >= 1
     assert states[TrialState.QUEUED] == LEGAL - states[TrialState.MEASURED] > 0
+
+
+@pytest.mark.parametrize(
+    ("harm", "what"),
+    [("unlink", "was removed"), ("replace", "was replaced by another file")],
+)
+def test_driver_stops_when_its_store_s_file_is_gone(
+    tmp_path: Path, campaigns: Campaigns, harm: str, what: str
+) -> None:
+    """Else SQLite would acknowledge every later outcome into a file that nobody finds again."""
+    path = campaigns.store.database.address.path
+    assert path is not None
+
+    def lose(view: View, ended: Ended) -> None:
+        if harm == "unlink":
+            path.unlink()
+        else:
+            open_store(str(tmp_path / "other.db"), create=True).close()
+            (tmp_path / "other.db").replace(path)
+
+    record, spec = campaigns.create()
+    recorder = Recorder(lose)
+    with pytest.raises(StoreUnusable, match=f"{what} while it was in use") as stopped:
+        campaigns.driver(record, spec, recorder).run()
+    assert stopped.value.exit_code == 4
+    assert f"frontrunner store recover {spec.run_folder}" in (stopped.value.hint or "")
+    assert len(recorder.endings) == 1, "nothing is acknowledged afterwards"

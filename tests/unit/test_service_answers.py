@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -414,6 +415,16 @@ def test_health_tells_of_a_store_that_is_gone_and_not_where_it_was(
         refused = client.get("/healthz")
     assert (refused.status_code, refused.json()) == (503, {"status": "store not readable"})
     assert str(tmp_path) in caplog.text
+
+
+def test_health_tells_of_a_store_whose_file_was_replaced(tmp_path: Path) -> None:
+    filled(tmp_path)
+    with browser(settings(tmp_path)) as client:
+        assert client.get("/healthz").status_code == 200
+        other = tmp_path / "other.db"
+        shutil.copy(tmp_path / "store.db", other)
+        other.replace(tmp_path / "store.db")
+        assert client.get("/healthz").status_code == 503
 
 
 def test_an_error_is_a_problem_whose_type_the_service_describes(client: TestClient) -> None:

@@ -206,6 +206,7 @@ def health(service: serving.ServiceOf) -> Response:
     else.
     """
     try:
+        service.store.database.check_file_is_there()
         newest_names(service.store, 1)
     except FrontrunnerError as error:  # names the store's path, or the database's host and user
         logger.warning("/healthz: %s", error.message)
