@@ -36,6 +36,7 @@ from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.errors import InvalidInput
 
 NAMED_IN = {
+    "attempt.json": ("run_folder",),
     "job.json": ("run_folder",),
     "command.json": ("environment", "FRONTRUNNER_RUN"),
     "outcome.json": ("run_folder",),

@@ -194,9 +194,9 @@ class CampaignWriter:
         self._change_campaign(state=state, state_reason=storable(reason))
 
     @atomic
-    def propose(self, recipe_id: str, recipe: Recipe) -> Trial:
+    def propose(self, recipe_id: str, recipe: Recipe, *, number: int | None = None) -> Trial:
         """Return the campaign's trial of this recipe: a new one in state `queued`, or the one that
-        exists.
+        exists. A new one has this `number` if no other has it, else the next one.
         """
         connection = self._connection
         mine = TrialRow.campaign_id == self._lease.campaign_id
@@ -205,12 +205,13 @@ class CampaignWriter:
         ).first()
         if known is not None:
             return value_of(Trial, known)
-        last = connection.execute(
-            select(func.coalesce(func.max(TrialRow.number), 0)).where(mine)
-        ).scalar_one()
+        is_taken = connection.execute(select(TrialRow.id).where(mine, TrialRow.number == number))
+        if number is None or is_taken.first() is not None:
+            last = select(func.coalesce(func.max(TrialRow.number), 0)).where(mine)
+            number = connection.execute(last).scalar_one() + 1
         made = insert(TrialRow).values(
             campaign_id=self._lease.campaign_id,
-            number=last + 1,
+            number=number,
             recipe_id=recipe_id,
             recipe_json=recipe_to_json(recipe),
             state=TrialState.QUEUED,
@@ -227,8 +228,13 @@ class CampaignWriter:
         return replace(trial, state=TrialState.QUEUED)
 
     @atomic
-    def start_attempt(self, trial: Trial, *, run_folder: str) -> Attempt:
-        """Begin a try at a queued trial, which is `running` from then on."""
+    def start_attempt(
+        self, trial: Trial, *, run_folder: str, started_at: str | None = None
+    ) -> Attempt:
+        """Begin a try at a queued trial, which is `running` from then on.
+
+        `started_at` is the time at which it began, by default now.
+        """
         self._move_trial(trial.id, TrialState.QUEUED, TrialState.RUNNING)
         tries = select(func.coalesce(func.max(AttemptRow.number), 0)).where(
             AttemptRow.trial_id == trial.id
@@ -240,18 +246,24 @@ class CampaignWriter:
             state=AttemptState.RUNNING,
             run_folder=run_folder,
             provenance_id=self._provenance_id,
-            started_at=timestamp(self._now),
+            started_at=started_at or timestamp(self._now),
         )
         return value_of(Attempt, self._connection.execute(made.returning(AttemptRow)).one())
 
     @atomic
     def finish_attempt(
-        self, attempt: Attempt, outcome: Outcome, *, retry: bool, nodes: AttemptNodes | None = None
+        self,
+        attempt: Attempt,
+        outcome: Outcome,
+        *,
+        retry: bool,
+        nodes: AttemptNodes | None = None,
+        finished_at: str | None = None,
     ) -> str:
         """Record the outcome of an attempt and charge its node-seconds to the campaign; a second
         call changes nothing.
 
-        Return the time of its end.
+        Return the time of its end: `finished_at`, by default now.
 
         With `retry` the trial is queued again, else its outcome is final. A failure that does not
         count against the recipe leaves a trial that was measured before as measured. One that does
@@ -261,7 +273,7 @@ class CampaignWriter:
         is_lost = isinstance(outcome, Failure) and outcome.kind is FailureKind.LOST
         failed_as = AttemptState.LOST if is_lost else AttemptState.FAILED
         is_measured = isinstance(outcome, Measurement)
-        ended_at = timestamp(self._now)
+        ended_at = finished_at or timestamp(self._now)
         finished = connection.execute(
             update(AttemptRow)
             .where(AttemptRow.id == attempt.id, AttemptRow.campaign_id == self._lease.campaign_id)

@@ -32,6 +32,7 @@ from frontrunner.results.store import Store
 from frontrunner.search.budget import BudgetTracker
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.listener import Listener, View
+from frontrunner.search.recovery import describe_attempt, describe_campaign
 from frontrunner.search.running_attempt import RunningAttempt
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.warm_start import ReusableResult
@@ -191,6 +192,7 @@ class CampaignSession:
         `asked` counts the recipes that are to be measured, where nothing else is done.
         """
         self.writer.set_state(CampaignState.RUNNING, reason="")
+        describe_campaign(self._spec.run_folder, self._store.campaign(self._campaign.name))
         lease = self._lease
         kind = "measuring" if asked else "launched" if lease.epoch == 1 else "resumed"
         by: Any = {"driver": f"{lease.host}:{lease.pid}", USER: acting_user()}
@@ -281,6 +283,7 @@ class CampaignSession:
         trial, folder, attempt = self.writer.atomically(
             lambda: self._begin_attempt(chosen, expected)
         )
+        describe_attempt(folder, self._campaign, trial, attempt)
         order = ProbeOrder(
             token=folder.name,
             recipe=trial.recipe,

@@ -1,5 +1,6 @@
 """Files of one attempt.
 
+attempt.json         whose attempt it is, by the driver (`frontrunner.search.recovery`)
 job.json             what the ranks have to do
 meeting.json         where rank 0 can be reached, once it can
 progress.jsonl       one line per step, by rank 0
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 UNFINISHED = re.compile(r"\..+\.json\.\d+")
 """Name of a JSON file before it is whole: see `write_bytes`."""
 CANCEL = "cancel"
+ATTEMPT = "attempt.json"
 MEETING = "meeting.json"
 STEP = "step.json"
 
@@ -68,7 +70,8 @@ class RunFolder:
         written = {
             path.name: path.stat().st_mtime for path in self.path.glob("*") if path.is_file()
         }
-        written.pop(CANCEL, None)
+        for name in (CANCEL, ATTEMPT):
+            written.pop(name, None)
         began_s = [written[name] for name in ("job.json", STEP) if name in written] or [
             *written.values()
         ]

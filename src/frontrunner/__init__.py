@@ -28,7 +28,7 @@ _MODULES = {
     "api": (
         "backup_store best campaigns change_budget check_log check_store copy_store dataframe"
         " delete explain export failures front history import_archive label launch measure pareto"
-        " plot prunable prune_store rename report resume running show status step"
+        " plot prunable prune_store recover_store rename report resume running show status step"
         " survey upgrade_store"
     ),
     "exchange": "TableForm import_config import_table mirror",

@@ -32,8 +32,10 @@ from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store, open_store
 from frontrunner.results.transfer import Copied
 from frontrunner.search import campaign_setup as setup
+from frontrunner.search import recovery
 from frontrunner.search.driver import Conclusion, OnDriver, run_campaign
 from frontrunner.search.listener import Listener
+from frontrunner.search.recovery import Recovered
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import (
     FrontrunnerError,
@@ -277,12 +279,33 @@ class Upgraded:
     backup: Path | None
 
 
-def check_store(store: str | None = None) -> Check:
+def check_store(store: str | None = None, *, run_folders: bool = False) -> Check:
     """Check the store: the database's own checks, every row read, and everything recomputed that
     can be.
+
+    With `run_folders` also whether it has every outcome that lies in its campaigns' run folders.
     """
-    with opened(store) as found, found.database.read() as connection:
-        return check.check(connection, store=found.url)
+    with opened(store) as found:
+        with found.database.read() as connection:
+            checked = check.check(connection, store=found.url)
+        if not run_folders:
+            return checked
+        lacking = recovery.outcomes_not_stored(found)
+        findings = checked.findings if lacking is None else (*checked.findings, lacking)
+        return replace(checked, rules=checked.rules + 1, findings=findings)
+
+
+def recover_store(run_folder: str | Path, *, store: str | None = None) -> list[Recovered]:
+    """Read the outcomes in a campaign's run folder, or in the folder of several campaigns' ones,
+    back into the store, which is made if there is none. Nothing that it has is changed.
+
+    Raises `InvalidInput` where no campaign is described there, `NameTaken` where the store has
+    another campaign of this name, and `AlreadyDriven` where a driver holds it.
+    """
+    folder = Path(run_folder)
+    recovery.require_described(folder)
+    with opened(store, create=True) as found:
+        return recovery.recover(found, folder)
 
 
 def backup_store(file: str | Path | None = None, *, store: str | None = None) -> Path:

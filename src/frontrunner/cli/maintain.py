@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,12 @@ from frontrunner.recipe_actions import names_a_file
 from frontrunner.results.pruning import Deleted
 from frontrunner.results.records import Labels
 from frontrunner.results.transfer import Copied
+from frontrunner.search.recovery import NOT_STORED, Recovered
 from frontrunner.spaces.errors import NothingLegal, StoreUnusable, bad_value, did_you_mean, writing
 from frontrunner.store import LocalStore
 from frontrunner.text import counted, plain
 from frontrunner.views.results import (
+    MOST_FOLDERS,
     print_check,
     print_deleted,
     print_import,
@@ -39,21 +42,62 @@ def store() -> None:
 
 
 @store.command(short_help="Check a store's integrity, and print what is broken.")
+@click.option(
+    "--run-folders",
+    is_flag=True,
+    help="Also look for outcomes in run folders that the store lacks.",
+)
 @opt.store_option
 @opt.json_option
-def check(store: str | None, *, as_json: bool) -> None:
+def check(store: str | None, *, run_folders: bool, as_json: bool) -> None:
     """Check a store's integrity, and print what is broken, with the rows.
 
     Exit code 4 where something is broken.
     """
-    found = api.check_store(store)
+    found = api.check_store(store, run_folders=run_folders)
     opt.show(found, print_check, as_json=as_json)
     if not found.is_sound:
-        broken = sum(finding.is_fault for finding in found.findings)
+        faults = {finding.rule for finding in found.findings if finding.is_fault}
+        hint = "restore a backup, or report this"
+        if faults == {NOT_STORED}:
+            hint = "frontrunner store recover RUN_FOLDER, with the campaign's run folder"
         raise StoreUnusable(
-            f"{found.store}: {broken} of {found.rules} rules do not hold",
-            hint="restore a backup, or report this",
+            f"{found.store}: {len(faults)} of {found.rules} rules do not hold", hint=hint
         )
+
+
+def print_recovered(found: Sequence[Recovered]) -> None:
+    """Print what was read back of each campaign, and what was not."""
+    for one in found:
+        made = ", which was made" if one.is_new else ""
+        click.echo(
+            f"campaign {plain(one.campaign)}{made}:"
+            f" {counted(one.recovered, 'outcome')} read back, {one.known:,} known before"
+        )
+        if one.left_to_resume:
+            click.echo(
+                f"  {counted(one.left_to_resume, 'outcome')} of attempts that have not ended in the"
+                f" store: frontrunner resume {one.campaign} collects them"
+            )
+        for folder in one.unreadable[:MOST_FOLDERS]:
+            click.echo(
+                f"  not read back, since its files are damaged or of another campaign: {folder}"
+            )
+        if len(one.unreadable) > MOST_FOLDERS:
+            click.echo(f"  and {len(one.unreadable) - MOST_FOLDERS:,} more")
+
+
+@store.command(short_help="Read outcomes in run folders back into a store.")
+@click.argument("run_folder", type=opt.FILE)
+@opt.store_option
+@opt.prints(print_recovered)
+def recover(run_folder: Path, store: str | None) -> list[Recovered]:
+    """Read the outcomes in RUN_FOLDER back into the store, which is made if there is none.
+
+    RUN_FOLDER is that of a campaign, or the folder that holds those of several, as
+    frontrunner-runs. Outcomes that the store has stay as they are.
+    """
+    return api.recover_store(run_folder, store=store)
 
 
 @store.command(short_help="Back a store up to a new file.")

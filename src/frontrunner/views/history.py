@@ -13,6 +13,7 @@ from frontrunner.results.states import CampaignState
 from frontrunner.results.store import LABELED
 from frontrunner.search.budget import REQUESTED, STOPPING
 from frontrunner.search.campaign_setup import BEFORE, BUDGET
+from frontrunner.search.recovery import RECOVERED
 from frontrunner.text import counted, plain
 from frontrunner.views.columns import Column, words
 from frontrunner.views.terminal import column_table, console
@@ -42,6 +43,7 @@ WORDS = {
     "renamed": "renamed from {earlier} to {name}",
     COPIED: "copied from campaign {campaign} of {store}; attempts: {attempts}",
     UNARCHIVED: "unarchived from {file}; attempts: {attempts}",
+    RECOVERED: "{outcomes} outcomes were read back from {folder}",
     REQUESTED: "asked to {word}",
 }
 """Events by kind, of which the fields in braces are filled in."""
