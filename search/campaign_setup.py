@@ -20,6 +20,7 @@ from frontrunner.results.records import (
 )
 from frontrunner.search.budget import Limit, Spent
 from frontrunner.search.spec import Budget, CampaignSpec
+from frontrunner.spaces.batches import useful_batch
 from frontrunner.spaces.errors import (
     FrontrunnerError,
     InvalidInput,
@@ -51,6 +52,13 @@ def runnable(spec: CampaignSpec) -> Survey:
     if not surveyed.recipes:
         raise nothing_legal(surveyed)
     prepare(spec, surveyed)
+    if (batch := useful_batch(surveyed)) is not None:
+        logger.warning(
+            "warning: %s of %s points are legal; with problem.global_batch = %s more would be",
+            f"{len(surveyed.recipes):,}",
+            f"{surveyed.points:,}",
+            f"{batch:,}",
+        )
     warn_of_slow_steps(spec, surveyed)
     return surveyed
 
@@ -269,7 +277,10 @@ def nothing_legal(surveyed: Survey) -> NothingLegal:
         f"{count} x {code} ({example})" for code, count, example in surveyed.refused_by_count()
     )
     what = f"none of the space's {surveyed.points:,} points is legal: {reasons}"
-    return NothingLegal(what, hint="`frontrunner space FILE` counts the reasons")
+    hint = "`frontrunner space FILE` counts the reasons"
+    if (batch := useful_batch(surveyed)) is not None:
+        hint = f"problem.global_batch = {batch:,} is the nearest that recipes can share; {hint}"
+    return NothingLegal(what, hint=hint)
 
 
 def free_name(store: Store, wanted: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, make_dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from frontrunner.spaces.batches import GLOBAL_BATCH
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.display import Displayed
@@ -85,7 +86,7 @@ def recipe_at(
         batch = problem.global_batch.maximum
         if batch % (micro_batch * dp):
             text = f"micro-batch {micro_batch} x {dp} replicas does not divide global batch {batch}"
-            return Reason("global-batch", text)
+            return Reason(GLOBAL_BATCH, text)
         accumulation = batch // (micro_batch * dp)
     at = Degrees(
         tensor_parallel=tp, pipeline_parallel=pp, copies=dp * cp, accumulation=int(accumulation)

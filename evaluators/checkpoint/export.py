@@ -148,7 +148,11 @@ def _write_files(
             else f"model-{number:05d}-of-{len(files):05d}.safetensors"
         )
         tensors = _made(checkpoint, chosen, shapes, dtype)
-        save_file(tensors, folder / name, metadata={"format": "pt"})
+        file = folder / name
+        file.touch()
+        readable_as = file.stat().st_mode  # by the umask; the library lets only its user read it
+        save_file(tensors, file, metadata={"format": "pt"})
+        file.chmod(readable_as)
         placed |= dict.fromkeys(tensors, name)
         sizes |= {key: tensor.nbytes for key, tensor in tensors.items()}
         if on_file is not None:

@@ -47,8 +47,17 @@ register_loader(lambda: import_module("frontrunner.views.notebook"))
 def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names.split():
-            return getattr(import_module(f"frontrunner.{module}"), name)
+            found = getattr(import_module(f"frontrunner.{module}"), name)
+            return found if isinstance(found, type) else _with_checked_types(name, found)
     raise AttributeError(f"module 'frontrunner' has no attribute {name!r}")
+
+
+def _with_checked_types(name: str, function: Any) -> Any:
+    """Return a public function that refuses arguments of wrong types; keep it for later calls."""
+    from frontrunner.argument_types import checks_types
+
+    checked = globals()[name] = checks_types(function)
+    return checked
 
 
 def __dir__() -> list[str]:

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import frontrunner
 from frontrunner.config.toml_file import parse_toml
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.export.reading import Given, json_table
@@ -28,12 +30,34 @@ from frontrunner.evaluators.tables.schema import read_csv
 from frontrunner.exchange import import_table
 from frontrunner.machine import fit_tables
 from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.results.store import open_store
 from frontrunner.spaces.errors import InvalidInput, NotFound
 from support.campaigns import environment, setup_of, tiny_recipe
 from support.formats import problem
 from support.tables import row, write_table
 
 FUZZ = Path(__file__).parents[2] / "benchmarks" / "fuzz_inputs.py"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: frontrunner.launch(5), "launch.campaign = 5: expected an argument of type str"),
+        (lambda: frontrunner.replay("1fa0", steps="10"), 'replay.steps = "10": expected .* int'),
+        (lambda: frontrunner.best(store=7), "best.store = 7: expected an argument of type str"),
+    ],
+)
+def test_public_functions_refuse_arguments_of_other_types(
+    call: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        call()
+
+
+def test_public_functions_take_numbers_of_numpy(tmp_path: Path) -> None:
+    open_store(str(tmp_path / "s.db"), create=True).close()
+    with pytest.raises(NotFound, match="no campaign"):
+        frontrunner.best(top=np.int64(3), store=str(tmp_path / "s.db"))
 
 
 @pytest.mark.system

@@ -99,6 +99,8 @@ def test_files_are_bounded_and_indexed(tmp_path: Path) -> None:
     found = export(checkpoint, tmp_path / "cut", most_file_bytes=most)
     whole = export(checkpoint, tmp_path / "whole")
     files = sorted((tmp_path / "cut").glob("*.safetensors"))
+    modes = {file.stat().st_mode for file in (tmp_path / "cut").iterdir()}
+    assert len(modes) == 1, "weights can be read by whom the other files can"
     index = json.loads((tmp_path / "cut" / "model.safetensors.index.json").read_text())
 
     assert len(files) == found.files > 2

@@ -358,6 +358,15 @@ def test_a_used_up_budget_of_node_hours_and_money_names_both_options(folder: Pat
     )
 
 
+def test_a_wrong_value_of_set_is_not_blamed_on_the_file(folder: Path) -> None:
+    seen = run("launch", "c.toml", "--set", "budget.probe=3", cwd=folder).stderr
+    assert seen.startswith("error: --set: unknown key budget.probe = 3\n")
+    text = (folder / "c.toml").read_text()
+    (folder / "bad.toml").write_text(text.replace("heads = 8", "heads = 0"))
+    seen = run("launch", "bad.toml", "--set", "budget.probes=3", cwd=folder).stderr
+    assert seen.startswith("error: bad.toml: model.heads")
+
+
 def test_measure_ends_with_the_code_of_what_it_could_not_measure(folder: Path) -> None:
     assert run("launch", "c.toml", cwd=folder).returncode == 0
     done = run("measure", "--confirm", "1", "--json", cwd=folder)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from frontrunner.cli.plan import _ask
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.starter import starter
 from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.planning import plan_of
 from frontrunner.search.campaign_setup import slow_steps, warn_of_slow_steps
-from frontrunner.spaces.errors import FrontrunnerError
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from support.campaign_files import campaign_toml, surveyed, written
 from support.commands import warm_command_line
 
@@ -172,6 +174,14 @@ def test_steps_too_slow_for_a_probe_are_named_before_it(
     assert [record.message for record in caplog.records] == [
         f"warning: {remark}" for remark in noted
     ]
+
+
+def test_init_without_a_standard_input_names_the_missing_flag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)  # as Python starts with `<&-`
+    with pytest.raises(InvalidInput, match="--model is missing"):
+        _ask("--model", ("llama-3-8b",))
 
 
 def test_init_writes_a_file_that_plans_once(tmp_path: Path) -> None:

@@ -99,7 +99,8 @@ def init(model: str | None, cluster: str | None, out: Path, **given: Any) -> Non
 
 
 def _ask(option: str, known: tuple[str, ...]) -> str:
-    if not sys.stdin.isatty():
+    # A standard input that is closed is None.
+    if sys.stdin is None or not sys.stdin.isatty():
         raise bad_value(
             option, None, "a preset, or a file's path", hint=f"presets: {', '.join(known)}"
         )

@@ -28,6 +28,7 @@ from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.driver import PAUSED_BY_REQUEST, Conclusion
+from frontrunner.spaces.batches import useful_batch
 from frontrunner.spaces.errors import (
     CampaignFailed,
     InvalidInput,
@@ -283,11 +284,12 @@ def space(file: Path, *, as_json: bool) -> None:
             {"code": code, "points": n, "example": text}
             for code, n, text in surveyed.refused_by_count()
         ]
-        counts = {
+        counts: dict[str, int | None] = {
             "points": surveyed.points,
             "legal_recipes": len(surveyed.recipes),
             "repeats": surveyed.repeats,
         }
+        counts["useful_global_batch"] = useful_batch(surveyed)
         opt.print_json(counts | {"refused": refused, "dimensions": dict(surveyed.dimensions)})
     else:
         views.print_survey(surveyed)

@@ -589,17 +589,33 @@ def read_campaign_file(
     `changes` are values as TOML by their keys, as `budget.probes`, in place of the file's.
     """
     table = read_toml(path)
-    with errors.naming(path):
-        kept = {
-            key: text for key, text in changes.items() if not key.startswith("store.")
-        }  # which has passwords
-        replaced = {key: (value_of(table, key), text) for key, text in kept.items()}
-        for key, text in changes.items():
-            set_value(table, key, text)
-        found = parse_campaign(
-            table, default_name=errors.campaign_name_from(path.stem), base=path.parent
-        )
-        return replace(found, path=path.resolve(), changes=replaced)
+    default_name = errors.campaign_name_from(path.stem)
+    kept = {
+        key: text for key, text in changes.items() if not key.startswith("store.")
+    }  # which has passwords
+    try:
+        with errors.naming(path):
+            replaced = {key: (value_of(table, key), text) for key, text in kept.items()}
+            for key, text in changes.items():
+                set_value(table, key, text)
+            found = parse_campaign(table, default_name=default_name, base=path.parent)
+    except errors.InvalidInput as error:
+        if not changes or not _is_valid(path, default_name):
+            raise
+        without_path = error.message.removeprefix(f"{path}: ")
+        raise type(error)(f"--set: {without_path}", hint=error.hint) from None
+    return replace(found, path=path.resolve(), changes=replaced)
+
+
+def _is_valid(path: Path, default_name: str) -> bool:
+    """Return whether a campaign file is valid as it is, so that what was set on the command line is
+    at fault.
+    """
+    try:
+        parse_campaign(read_toml(path), default_name=default_name, base=path.parent)
+    except errors.FrontrunnerError:
+        return False
+    return True
 
 
 def on_cluster(given: str | Path | Mapping[str, Any], cluster: str) -> CampaignFile:

@@ -31,6 +31,7 @@ from frontrunner.running_trials import Running, why_chosen
 from frontrunner.search.budget import Limit, outlook_in_words, unused
 from frontrunner.search.driver import Conclusion
 from frontrunner.search.strategy import Outlook
+from frontrunner.spaces.batches import useful_batch
 from frontrunner.spaces.legality import marks
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
 from frontrunner.spaces.space import Survey
@@ -79,6 +80,11 @@ def print_survey(survey: Survey) -> None:
         for code, count, example in survey.refused_by_count():
             table.add_row(f"{count:,}", code, Text(example))
         out.print(table)
+    batch = useful_batch(survey)
+    if batch is not None:
+        out.say(
+            f"note: with problem.global_batch = {batch:,} more recipes would be legal", style="dim"
+        )
     marked = Counter(
         survey.recipes.each(lambda recipe: tuple(marks(recipe, survey.problem))).tolist()
     )
