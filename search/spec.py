@@ -24,7 +24,7 @@ from frontrunner.evaluators.registry import (
 )
 from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.records import IMPORTED
-from frontrunner.search.strategy import STRATEGIES, TOKENS_ALONE, check_objectives
+from frontrunner.search.strategy import SHORT_NAMES, STRATEGIES, TOKENS_ALONE, check_objectives
 from frontrunner.spaces.custom import AT_IMPORT
 from frontrunner.spaces.errors import (
     InvalidInput,
@@ -136,6 +136,8 @@ class SearchSettings:
     """
 
     def __post_init__(self) -> None:
+        # A frozen dataclass is changed here alone: one strategy has one name everywhere.
+        object.__setattr__(self, "strategy", SHORT_NAMES.get(self.strategy, self.strategy))
         require_one_of("search", "strategy", self.strategy, STRATEGIES)
         check_objectives(self.objectives, self.strategy)
         require_at_least("search", 0, seed=self.seed)

@@ -105,6 +105,9 @@ STRATEGIES: dict[str, str] = {
     "deephyper": "frontrunner.search.strategies.deephyper:DeepHyperStrategy",
 }
 
+SHORT_NAMES = {"tpe": "optuna-tpe", "gp": "optuna-gp", "nsga2": "optuna-nsga2"}
+"""Names by which strategies of libraries are also known."""
+
 
 def make_strategy(
     name: str,
