@@ -288,6 +288,42 @@ def test_models_restrict_their_recipes(
     assert (reason and reason.code) == code
 
 
+@pytest.mark.parametrize(
+    ("sizes", "etp", "text"),
+    [
+        ({"hidden": 4100}, 1, "hidden is 4100; 4096 and 4104 are"),
+        ({"ffn_hidden": 1412}, 1, "an expert has ffn_hidden 1412; 1408 and 1416 are"),
+        (
+            {"ffn_hidden": 1416},
+            4,
+            "ffn_hidden 1416 / expert_tensor_parallel 4 = 354; expert_tensor_parallel 1 does",
+        ),
+        (
+            {"ffn_hidden": 1412},
+            2,
+            "ffn_hidden 1412 / expert_tensor_parallel 2 = 706; 1408 and 1424 are",
+        ),
+        ({"ffn_hidden": 1408}, 4, None),
+    ],
+)
+def test_experts_in_16_bits_have_widths_that_grouped_products_take(
+    sizes: dict[str, int], etp: int, text: str | None
+) -> None:
+    model = replace(MIXTRAL, **{"head_width": 128} | sizes)
+    problem = replace(legality.PROBLEM, model=model, precision="bf16")
+    chosen = legality.recipe(expert_tensor_parallel=etp)
+    reason = why_illegal(chosen, problem)
+    assert (reason and reason.code) == (text and "experts-grouped")
+    assert text is None or text in str(reason)
+    for backend, precision in (("cuda", "fp32"), ("cpu", "bf16"), ("xpu", "bf16")):
+        other = replace(
+            problem, precision=precision, cluster=replace(problem.cluster, backend=backend)
+        )
+        assert why_illegal(chosen, other) is None
+    on_rocm = replace(problem, cluster=replace(problem.cluster, backend="rocm"))
+    assert why_illegal(chosen, on_rocm) == reason
+
+
 def test_routing_is_part_of_what_was_measured() -> None:
     of_router, dealt = of_experts(routing="learned"), of_experts(routing="uniform")
     ids = {
