@@ -271,7 +271,7 @@ class HostActivations:
         layer.fetched, layer.is_fetched = self._back.record_event(), True
 
 
-class _KeepingMode(TorchDispatchMode):
+class _KeepingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Forward pass that keeps what the costly operators return, as `pack` makes it."""
 
     def __init__(
@@ -279,7 +279,7 @@ class _KeepingMode(TorchDispatchMode):
         kept: deque[tuple[torch._ops.OpOverload, Any]],
         pack: Callable[[Tensor], Tensor | _Saved],
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._kept, self._pack = kept, pack
 
     def __torch_dispatch__(
@@ -296,7 +296,7 @@ class _KeepingMode(TorchDispatchMode):
         return self._pack(tensor.detach())
 
 
-class _ReturningMode(TorchDispatchMode):
+class _ReturningMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Recomputation that takes what the costly operators returned from `kept`, in their order."""
 
     def __init__(
@@ -304,7 +304,7 @@ class _ReturningMode(TorchDispatchMode):
         kept: deque[tuple[torch._ops.OpOverload, Any]],
         unpack: Callable[[Tensor | _Saved], Tensor],
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._kept, self._unpack = kept, unpack
 
     def __torch_dispatch__(
@@ -886,6 +886,51 @@ class _WithLoss(torch.autograd.Function):
         return gradients[0], torch.ones_like(ctx.like)
 
 
+class _NarrowGradients(torch.autograd.Function):
+    """Gives the outputs of a linear layer in fp32 their gradients, of narrower inputs: these alone
+    are kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, outputs: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        return outputs.view_as(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[None, Tensor, Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        gradient: Tensor = gradients[0]
+        of_x = (gradient @ weight.float()).to(x.dtype)
+        of_weight = (gradient.t() @ x.float()).to(weight.dtype)
+        of_bias = gradient.sum(dim=0).to(weight.dtype) if ctx.has_bias else None
+        return None, of_x, of_weight, of_bias
+
+
+def wide_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[N, in] -> [N, out] in fp32 at least, whatever the type of the tokens and the weight.
+
+    A router computes so: in 16 bits near ties between experts would be decided by rounding
+    (`transformers`' DeepSeek-V3, Megatron-LM's `--moe-router-dtype fp32`). The weight is what mixed
+    precision makes of the trained one, as theirs.
+    """
+    if x.dtype == _wide(x):
+        return functional.linear(x, weight, bias)
+    wide_bias = None if bias is None else bias.detach().float()
+    outputs = functional.linear(x.detach().float(), weight.detach().float(), wide_bias)
+    return cast("Tensor", _NarrowGradients.apply(outputs, x, weight, bias))  # type: ignore[no-untyped-call]
+
+
+class Router(nn.Linear):
+    """The linear layer whose outputs rank a token's experts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, D] -> [N, E] in fp32."""
+        return wide_product(x, self.weight, self.bias)
+
+
 class MixtureOfExperts(nn.Module):
     """Experts and a router: each token goes through those of the highest probability, whatever the
     others get.
@@ -902,7 +947,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self._shape = shape
         self._count, self._each = shape.experts, shape.experts_per_token
-        self.router = nn.Linear(shape.hidden, shape.experts, bias=shape.biases == "all")
+        self.router = Router(shape.hidden, shape.experts, bias=shape.biases == "all")
         self._deals = shape.routing == "uniform"
         self.experts = Experts(shape, on_host)
         self.shared = (
@@ -920,9 +965,8 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
         tokens = x.flatten(0, 1)
-        wide, outputs = _wide(x), self.router(tokens)
-        is_softmax = self._shape.router == "softmax"
-        scores = outputs.softmax(dim=-1, dtype=wide) if is_softmax else outputs.to(wide).sigmoid()
+        outputs = self.router(tokens)
+        scores = outputs.softmax(dim=-1) if self._shape.router == "softmax" else outputs.sigmoid()
         if self._deals:
             turns = torch.arange(len(tokens) * self._each, device=x.device)
             chosen = turns.remainder(self._count).view(-1, self._each)

@@ -29,7 +29,14 @@ from frontrunner.evaluators.trainer.data import (
 )
 from frontrunner.evaluators.trainer.job import Data, Train
 from frontrunner.evaluators.trainer.layout import stage_layers, stages_of_rank
-from frontrunner.evaluators.trainer.model import Experts, Gpt, Mixer, RotaryTable, initialize
+from frontrunner.evaluators.trainer.model import (
+    Experts,
+    Gpt,
+    Mixer,
+    MixtureOfExperts,
+    RotaryTable,
+    initialize,
+)
 from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
 from frontrunner.evaluators.trainer.run import ProgressLog, RunContext, StepOutcome, limit_memory
 from frontrunner.evaluators.trainer.torch_engine import multiply_in_8_bits
@@ -588,3 +595,39 @@ def test_counts_of_experts_go_to_the_host_once_a_layer(monkeypatch: pytest.Monke
     monkeypatch.setattr(model_module, "has_grouped_products", lambda *_: True)
     experts(torch.randn(10, 64), torch.tensor([3, 0, 7, 0]))
     assert reads == [10]
+
+
+@pytest.mark.parametrize("biases", ["none", "all"])
+def test_a_router_of_16_bits_decides_in_fp32(biases: str) -> None:
+    """100 and 100.25 are one number in bf16, as a product in bf16 would leave them."""
+    torch.manual_seed(0)
+    mixture = MixtureOfExperts(small_model(**EXPERTS | {"experts_per_token": 1, "biases": biases}))
+    with torch.no_grad():
+        for weight in mixture.parameters():
+            weight.normal_()
+        mixture.router.weight.zero_()
+        mixture.router.weight[:, 0] = 100.0
+        mixture.router.weight[2, 1] = 0.25
+        if biases == "all":
+            mixture.router.bias.zero_()
+    mixture.to(torch.bfloat16)
+    mixture.loads = []
+    x = torch.ones(1, 5, 64, dtype=torch.bfloat16, requires_grad=True)
+
+    mixture(x).sum().backward()
+
+    assert [counts.tolist() for counts, _ in mixture.loads] == [[0, 0, 5, 0]]
+    router = mixture.router
+    wide = [tensor.detach().float().requires_grad_() for tensor in (x[0], *router.parameters())]
+    outputs = torch.nn.functional.linear(*wide)
+    tokens = x[0].detach().requires_grad_()
+    found = router(tokens)
+    torch.testing.assert_close(found, outputs, rtol=0, atol=0)
+    router.zero_grad()
+    for scored in (found, outputs):
+        scored.softmax(dim=-1)[:, 2].sum().backward()
+    for one, other in zip((tokens, *router.parameters()), wide, strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert one.grad.dtype == torch.bfloat16
+        torch.testing.assert_close(one.grad, other.grad.bfloat16())
