@@ -139,7 +139,8 @@ def _set_allocator(kind: str) -> None:
     torch reads the environment when it is imported, which a fork server has done long ago and a
     recipe's own variables come too late for.
     """
-    stated = [os.environ[name] for name in _ALLOCATOR_SETTINGS if name in os.environ]
+    names = _ALLOCATOR_SETTINGS if kind == "cuda" else _ALLOCATOR_SETTINGS[-1:]
+    stated = [os.environ[name] for name in names if name in os.environ]
     default = "expandable_segments:True" if kind == "cuda" and torch.version.hip is None else ""
     settings = stated[0] if stated else default
     if settings and settings != allocator_settings():
