@@ -92,7 +92,8 @@ class Telemetry:
     libraries, mapped files. Retries are the allocator's after the warm-up: it gave cached memory
     back and waited for the device. Clock, power and temperature are the worst of two readings,
     after the warm-up and at the end; `slowed_by` names what held the clock down then, "" is
-    nothing. `cpus` are the processors that a rank may use, `attention` is its kernel.
+    nothing. `cpus` are the processors that a rank may use, `attention` is its kernel, and
+    `allocator_settings` are those in force, "" where all are torch's defaults.
 
     From the last step of the warm-up on, processes of others ran for `foreign_cores` seconds per
     second on a rank's processors, and for `foreign_share` of the time the rank was ready and waited
@@ -108,6 +109,7 @@ class Telemetry:
     idle_memory_bytes: tuple[int, ...] | None = None
     build_peak_memory_bytes: tuple[int, ...] | None = None
     allocator_retries: tuple[int, ...] | None = None
+    allocator_settings: tuple[str, ...] | None = None
     clock_mhz: tuple[float, ...] | None = None
     power_w: tuple[float, ...] | None = None
     temperature_c: tuple[float, ...] | None = None

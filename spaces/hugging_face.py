@@ -483,7 +483,7 @@ def config_of_model(model: Model, *, positions: int) -> Table:
     where the model has none. Raises `InvalidInput` for a model of no architecture, with what the
     nearest one lacks.
     """
-    differing: dict[str, list[str]] = {}
+    differing: dict[str, dict[str, Any]] = {}
     for kind in CLASSES:
         wanted = replace(model, max_positions=positions)
         try:
@@ -499,13 +499,18 @@ def config_of_model(model: Model, *, positions: int) -> Table:
         except ValueError:  # that architecture has no such value
             continue
         first, second = _function(wanted), _function(read)
-        differing[kind] = [key for key, value in first.items() if value != second[key]]
+        differing[kind] = {key: second[key] for key in first if first[key] != second[key]}
         if not differing[kind]:
             return config
     nearest = min(differing, key=lambda kind: len(differing[kind]))
     values = ", ".join(f"model.{key} = {shown(getattr(model, key))}" for key in differing[nearest])
+    instead = ", ".join(
+        f"model.{key} = {shown(value)}" for key, value in differing[nearest].items()
+    )
     raise InvalidInput(
-        f"transformers has no architecture of this model; {nearest} comes nearest, without {values}"
+        f"transformers has no architecture of this model; {nearest} comes nearest, without"
+        f" {values}",
+        hint=f"a model that {nearest} can hold has {instead}",
     )
 
 
@@ -540,13 +545,15 @@ def _config_as(kind: str, model: Model) -> Table:
         "query_scalar": model.query_scalar or model.head_dim,
     }
     config: Table = {"architectures": [CLASSES[kind]], "model_type": kind, **architecture.only}
-    config |= {key: own[name] for name, key in architecture.names.items()}
+    # What the architecture fixes stays as it has it, so that the difference is seen by its name.
+    names = architecture.names.items()
+    config |= {key: own[name] for name, key in names if key not in architecture.only}
     if kind.startswith("gemma") and float(own["query_scalar"]).is_integer():
         config["query_pre_attn_scalar"] = int(own["query_scalar"])
     if "activation" not in architecture.model:
         words = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
         key = "activation_function" if kind == "gpt2" else "hidden_act"
-        config[key] = words.get(model.activation, model.activation)
+        config[key] = words.get(model.activation, "gelu")
     if kind == "deepseek_v2":
         config["topk_method"] = "greedy" if model.router_groups == 1 else "group_limited_greedy"
     config |= _windows_as(architecture, model)

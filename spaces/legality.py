@@ -42,7 +42,13 @@ FP8_MULTIPLES = {"tensorwise": 16, "rowwise": 16, "mxfp8": 32}
 (aten/src/ATen/native/cuda/ScaledBlas.cpp), and torchao's casts to blocks
 (prototype/mx_formats/kernels.py, `mxfp8_quantize_cuda`).
 """
+GROUPED_MULTIPLE = 8
+"""What the sides of experts' matrices in bf16 divide by: torch's `grouped_mm` takes strides of
+multiples of 16 bytes (aten/src/ATen/native/GroupedMMUtils.h).
+"""
 OTHER_NUMBERS = 'trains with other numbers: set problem.tolerance = "quantized" to accept that'
+GROUPED = "experts-grouped"
+"""The last of the torch engine's rules: what it refuses has no other fault."""
 NO_DISK = "offload nvme needs a folder on each node's own fast disk: set cluster.nvme_path"
 Refusals = Iterator[tuple[str, str]]
 """Codes and texts of reasons."""
@@ -536,6 +542,35 @@ def _torch_memory(recipe: Recipe, problem: Problem) -> Refusals:
         yield code, f"{recipe.sharding_name} with gradient_sync each {same}: choose last"
 
 
+def _grouped_products(recipe: Recipe, problem: Problem) -> Refusals:
+    """Experts' products are one kernel on CUDA and HIP devices in bf16, for even strides alone."""
+    model, etp, multiple = problem.model, recipe.expert_tensor_parallel, GROUPED_MULTIPLE
+    is_grouped = problem.precision == "bf16" and problem.cluster.backend in ("cuda", "rocm")
+    if not model.experts or not is_grouped:
+        return
+    needs = f"torch's grouped products of experts in bf16 need multiples of {multiple}"
+    if model.hidden % multiple:
+        yield GROUPED, f"{needs}: hidden is {model.hidden}; {_around(model.hidden, multiple)}"
+    width = model.ffn_hidden // etp
+    if width % multiple:
+        is_whole = model.ffn_hidden % multiple == 0
+        nearest = (
+            f"expert_tensor_parallel {_next_lower(etp, model.ffn_hidden // multiple, etp)} does"
+            if is_whole
+            else _around(model.ffn_hidden, multiple * etp)
+        )
+        share = f"ffn_hidden {model.ffn_hidden}"
+        if etp > 1:
+            share += f" / expert_tensor_parallel {etp} = {width}"
+        yield GROUPED, f"{needs}: an expert has {share}; {nearest}"
+
+
+def _around(size: int, multiple: int) -> str:
+    """Name the nearest sizes that `multiple` divides."""
+    below = size // multiple * multiple
+    return f"{below} and {below + multiple} are" if below else f"{multiple} is"
+
+
 def _deepspeed_parallel(recipe: Recipe, _: Problem) -> Refusals:
     """DeepSpeed has ZeRO 0 to 3 over all replicas (it removed MiCS, hybrid sharding), and 1F1B over
     whole gradients.
@@ -659,6 +694,7 @@ ENGINE_RULES: dict[str, tuple[Rules, ...]] = {
         _torch_memory,
         _quantized,
         _fp8,
+        _grouped_products,
     ),
     "deepspeed": (_deepspeed_parallel, _tied, _deepspeed_options, _quantized, _fp8),
 }

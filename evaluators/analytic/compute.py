@@ -240,11 +240,7 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
         )
         for inputs, outputs in ((work.hidden, up * part), (part, work.hidden))
     ]
-    found = (
-        products[0]
-        + products[1]
-        + linear(machine, own, work.hidden, np.maximum(work.experts, 1.0), size)
-    )
+    found = products[0] + products[1] + _router(machine, work, own)
     if work.shared_experts.any():
         width = width * np.maximum(work.shared_experts, 1.0)
         shared = linear(machine, work.tokens, work.hidden, up * width, size)
@@ -254,6 +250,19 @@ def _feed_forward(machine: Machine, work: Workload) -> Passes:
         forward=np.where(work.experts > 0, found.forward, dense.forward),
         backward=np.where(work.experts > 0, found.backward, dense.backward),
     )
+
+
+def _router(machine: Machine, work: Workload, tokens: Rows) -> Passes:
+    """Return a router's product, with the conversions of its tokens and their gradient where it is
+    in fp32.
+    """
+    size, experts = work.bytes_per_value, np.maximum(work.experts, 1.0)
+    if not machine.software.widens_router:
+        return linear(machine, tokens, work.hidden, experts, size)
+    converted = np.where(size < 4, (size + 4.0) * tokens * work.hidden, 0.0)
+    converted = converted / machine.memory_bytes_per_s
+    product = linear(machine.in_fp32, tokens, work.hidden, experts, np.maximum(size, 4.0))
+    return product + Passes(forward=converted, backward=2 * converted)
 
 
 def recompute_s(machine: Machine, work: Workload, forward: Rows) -> Rows:

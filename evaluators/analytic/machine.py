@@ -92,6 +92,8 @@ OTHER_FP8_SHARE = 0.709 / 0.803
 products (github.com/stas00/ml-engineering, "Maximum Achievable Matmul FLOPS"); GB300's are GB200's,
 others' H100's.
 """
+OTHER_FP32_SHARE = 19.5 / 312
+"""Peak in fp32 over that in 16 bits of devices that state none: A100's."""
 LARGEST_OF_NORMALS = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.343, 2.594, 2.826)
 """The mean of the largest of 1, 2, 4 to 256 standard normals."""
 RUNTIME_BYTES = {"cpu": 0.26 * 2**30}
@@ -129,6 +131,7 @@ class Machine:
 
     matmul_flops: float
     fp8_flops: float
+    fp32_flops: float
     memory_bytes_per_s: float
     compute_units: float
     devices_per_node: int
@@ -185,6 +188,7 @@ class Machine:
         return cls(
             matmul_flops=fastest * efficiencies.matmul,
             fp8_flops=_fp8_flops(cluster, fastest) * efficiencies.matmul,
+            fp32_flops=_fp32_flops(cluster, precision, fastest) * efficiencies.matmul,
             memory_bytes_per_s=_bytes_per_s(cluster.memory_gb_per_s, "memory_gb_per_s")
             * efficiencies.memory,
             compute_units=cluster.compute_units
@@ -207,11 +211,17 @@ class Machine:
         """The machine by its products in 8 bits: what a tile of one loses besides is the same
         time.
         """
-        depth = self.efficiencies.reduction_depth * self.fp8_flops / self.matmul_flops
+        return replace(self._at(self.fp8_flops), factor_bytes_share=0.5)
+
+    @functools.cached_property
+    def in_fp32(self) -> Machine:
+        """The machine by its products in fp32, likewise."""
+        return self._at(self.fp32_flops)
+
+    def _at(self, flops: float) -> Machine:
+        depth = self.efficiencies.reduction_depth * flops / self.matmul_flops
         efficiencies = replace(self.efficiencies, reduction_depth=depth)
-        return replace(
-            self, matmul_flops=self.fp8_flops, factor_bytes_share=0.5, efficiencies=efficiencies
-        )
+        return replace(self, matmul_flops=flops, efficiencies=efficiencies)
 
     @property
     def attention_speed(self) -> float:
@@ -259,6 +269,19 @@ def _fp8_flops(cluster: Cluster, fastest: float) -> float:
     peak, share = cluster.peak_flops("fp8"), cluster.matmul_share or ASSUMED["matmul_share"]
     share *= FP8_SHARES.get(cluster.device, OTHER_FP8_SHARE)
     return cluster.matmul_flops("fp8") or (fastest if peak is None else peak * share)
+
+
+def _fp32_flops(cluster: Cluster, precision: str, fastest: float) -> float:
+    """Return the rate of a device's products in fp32, of which those at `precision` reach
+    `fastest`.
+    """
+    if precision == "fp32":
+        return fastest
+    if (measured := cluster.matmul_flops("fp32")) is not None:
+        return measured
+    if (peak := cluster.peak_flops("fp32")) is not None:
+        return peak * (cluster.matmul_share or ASSUMED["matmul_share"])
+    return fastest * (1.0 if cluster.backend == "cpu" else OTHER_FP32_SHARE)
 
 
 def _bytes_per_s(gb_per_s: float | None, key: str) -> float:

@@ -141,7 +141,8 @@ class Software:
     operations for 108, Megatron-core 0.16.1 109 for 44, but for the experts' own, as torch
     dispatches them. Biases of experts are `repeated` for their rows; `weighted` ones of the last
     product also by the router; or `singly`, where that is done expert by expert, and the first
-    product adds its own. Code that `clamps_before` a fused gate does so in kernels of torch. Its
+    product adds its own. Routers are multiplied in fp32 where code `widens_router`. Code that
+    `clamps_before` a fused gate does so in kernels of torch. Its
     fused rotation is for plain ones alone where it `rotates_plainly`: not for YaRN's, nor for
     latent attention's. Its fused gate also `weighs_before` the last product what experts find. A
     pipeline's rank keeps the outputs of a step's micro-batches where code `keeps_outputs`, and
@@ -196,6 +197,7 @@ class Software:
     host_of_experts: float = 1.5
     expert_biases: Literal["repeated", "weighted", "singly"] = "repeated"
     clamps_before: bool = False
+    widens_router: bool = False
     rotates_plainly: bool = False
     weighs_before: bool = False
     keeps_outputs: bool = False
@@ -360,6 +362,7 @@ FRONTRUNNER = Software(
     selective="products",
     keeps_gathered=True,
     pads_values=True,
+    widens_router=True,
     bytes_per_logit=16.0,
     shards_only_masters=True,
     widens_logits_by_rows=True,

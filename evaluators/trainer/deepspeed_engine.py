@@ -129,15 +129,7 @@ def make_stepper(
     steps.
     """
     os.environ.setdefault("DS_ACCELERATOR", job.device)
-    # What its launcher would have set; deepspeed reads them even where the process group exists
-    # already.
-    places = {
-        "RANK": dist.get_rank(),
-        "LOCAL_RANK": dist.get_rank(),
-        "WORLD_SIZE": dist.get_world_size(),
-    }
-    for name, value in places.items():
-        os.environ.setdefault(name, str(value))
+    _set_places(device)
     operators = import_module("deepspeed.ops")
     if job.device == "cpu":
         # Its shared-memory collectives would be compiled at the first use of the process group, for
@@ -148,6 +140,24 @@ def make_stepper(
     import_module("deepspeed").init_distributed()  # takes over the process group that there is
     kind = StagedStepper if job.recipe.pipeline_parallel > 1 else WholeStepper
     return kind(job, layout, data, device)
+
+
+def _set_places(device: torch.device) -> None:
+    """Set what DeepSpeed's launcher would have set: it reads that even where there is a process
+    group.
+
+    It takes the local rank for the number of its device, of those that the rank sees: a rank that
+    sees one device has 0, whatever its place in the node (version 0.19.8, runtime/engine.py
+    `_set_distributed_vars`, runtime/zero/partition_parameters.py `Init`). Open MPI's variable must
+    be the same (runtime/engine.py `_configure_with_arguments`).
+    """
+    os.environ.setdefault("RANK", str(dist.get_rank()))
+    os.environ.setdefault("WORLD_SIZE", str(dist.get_world_size()))
+    if device.index is not None:
+        os.environ["LOCAL_RANK"] = str(device.index)
+    local_rank = os.environ.setdefault("LOCAL_RANK", str(dist.get_rank()))
+    if "OMPI_COMM_WORLD_LOCAL_RANK" in os.environ:
+        os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] = local_rank
 
 
 class DeepSpeedStepper(Stepper):

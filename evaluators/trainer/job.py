@@ -17,7 +17,7 @@ from typing import Literal, Self
 from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.errors import installing
-from frontrunner.spaces.legality import why_illegal
+from frontrunner.spaces.legality import GROUPED, why_illegal
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
@@ -186,33 +186,8 @@ def check_job(job: Job, *, world_size: int) -> None:
     """Raise ValueError, with the numbers, where the job asks for what its engine or this machine
     cannot do.
     """
-    recipe, batch = job.recipe, job.recipe.global_batch_seqs
-    if recipe.devices != world_size:
-        raise ValueError(f"the recipe needs {recipe.devices} ranks, but {world_size} were started")
-    of_node = min(int(os.environ.get("LOCAL_WORLD_SIZE", world_size)), world_size)
-    problem = Problem(
-        model=job.model,
-        cluster=Cluster(
-            name="job",
-            device=job.device,
-            backend="cuda",
-            nodes=math.ceil(world_size / of_node),
-            devices_per_node=of_node,
-            memory_gib_per_device=1.0,
-            nvme_path=job.disk.folder if job.disk is not None else None,
-            peak_tflops=ByPrecision(
-                fp8=1.0
-            ),  # whether the device has such products, the campaign has judged
-            mxfp8=True,
-        ),
-        sequence_length=job.sequence_length,
-        global_batch=GlobalBatch(minimum=batch, maximum=batch),
-        precision=job.precision,
-        tolerance="quantized",
-    )
-    reason = why_illegal(recipe, problem)
-    if reason is not None:
-        raise ValueError(f"{recipe.describe()}: {reason}")
+    recipe = job.recipe
+    _check_legal(job, world_size)
     if (
         recipe.compile
         and job.device == "cpu"
@@ -244,3 +219,38 @@ def check_job(job: Job, *, world_size: int) -> None:
         from frontrunner.evaluators.trainer.deepspeed_disk import check_disk
 
         check_disk(job)
+
+
+def _check_legal(job: Job, world_size: int) -> None:
+    recipe, batch = job.recipe, job.recipe.global_batch_seqs
+    if recipe.devices != world_size:
+        raise ValueError(f"the recipe needs {recipe.devices} ranks, but {world_size} were started")
+    of_node = min(int(os.environ.get("LOCAL_WORLD_SIZE", world_size)), world_size)
+    problem = Problem(
+        model=job.model,
+        cluster=Cluster(
+            name="job",
+            device=job.device,
+            backend="cuda",
+            nodes=math.ceil(world_size / of_node),
+            devices_per_node=of_node,
+            memory_gib_per_device=1.0,
+            nvme_path=job.disk.folder if job.disk is not None else None,
+            peak_tflops=ByPrecision(
+                fp8=1.0
+            ),  # whether the device has such products, the campaign has judged
+            mxfp8=True,
+        ),
+        sequence_length=job.sequence_length,
+        global_batch=GlobalBatch(minimum=batch, maximum=batch),
+        precision=job.precision,
+        tolerance="quantized",
+    )
+    if job.model.mtp_layers:
+        raise ValueError(
+            f"job.model.mtp_layers is {job.model.mtp_layers}, expected 0: this trainer predicts no"
+            " further tokens"
+        )
+    reason = why_illegal(recipe, problem)
+    if reason is not None and not (reason.code == GROUPED and job.device != "cuda"):
+        raise ValueError(f"{recipe.describe()}: {reason}")

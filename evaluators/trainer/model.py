@@ -14,6 +14,7 @@ layers); norms start at 1, biases and sinks at 0.
 import hashlib
 import math
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ from torch.nn.attention.flex_attention import (
     create_block_mask,
     flex_attention,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import SAC_IGNORED_OPS, checkpoint, create_selective_checkpoint_contexts
 
 from frontrunner.evaluators.trainer.job import Job
@@ -88,17 +91,23 @@ def recomputed(function: Callable[..., Tensor], *inputs: Tensor, **options: Any)
     )
 
 
+@cache
+def _kept_operators() -> tuple[torch._ops.OpOverload, ...]:
+    """Return the operators whose results selective recompute keeps, of those that torch has."""
+    packets = [
+        getattr(getattr(torch.ops, space), name, None)
+        for space, name in _KEPT_BY_SELECTIVE_RECOMPUTE
+    ]
+    return tuple(packet.default for packet in packets if packet is not None)
+
+
 def _recomputing(recompute: str) -> Callable[[Transform, Tensor], Tensor] | None:
     """Return how to run a block so that it keeps only what `recompute` says; None keeps
     everything.
     """
     if recompute != "selective":
         return None if recompute == "none" else recomputed
-    packets = [
-        getattr(getattr(torch.ops, space), name, None)
-        for space, name in _KEPT_BY_SELECTIVE_RECOMPUTE
-    ]
-    kept = [packet.default for packet in packets if packet is not None]
+    kept = list(_kept_operators())
     return partial(recomputed, context_fn=partial(create_selective_checkpoint_contexts, kept))
 
 
@@ -153,8 +162,8 @@ class HostActivations:
 
     Copies run on streams of their own beside the computation: those of a layer while the next one
     runs, in the forward pass until its end at the latest, so that the device holds two layers'
-    activations at most. Not moved are parameters that are given to `layer`, and other tensors that
-    live on, and views of them.
+    activations at most. Tensors that are given to `layer` or `leave` stay on the device, and so do
+    views of them: parameters, and what outlives the layer.
     """
 
     def __init__(self) -> None:
@@ -162,6 +171,8 @@ class HostActivations:
         self._out: Any = None
         self._back: Any = None
         self._last: _Layer | None = None
+        self._staying: set[int] = set()  # addresses of the current layer's
+        self._pack: Any = None  # the current layer's
 
     @contextmanager
     def layer(self, device: torch.device, staying: Iterable[Tensor]) -> Iterator[None]:
@@ -170,16 +181,12 @@ class HostActivations:
         if self._out is None:
             self._device, self._out, self._back = device, module.Stream(), module.Stream()
         layer, before = _Layer(self._last), self._last
-        there = {
-            (one.to_local() if isinstance(one, DTensor) else one).untyped_storage().data_ptr()
-            for one in staying
-        }
 
         def pack(tensor: Tensor) -> Tensor | _Saved:
             if (
                 isinstance(tensor, DTensor)
                 or tensor.device != device
-                or tensor.untyped_storage().data_ptr() in there
+                or tensor.untyped_storage().data_ptr() in self._staying
             ):
                 return tensor
             storage = tensor.untyped_storage()
@@ -193,7 +200,8 @@ class HostActivations:
             place = tensor.storage_offset(), tensor.shape, tensor.stride()
             return _Saved(layer, layer.leaving[key], tensor.dtype, place)
 
-        with saved_tensors_hooks(pack, self._unpack):
+        self._pack = pack
+        with self.leave(staying), saved_tensors_hooks(pack, self._unpack):
             yield
         layer.copied, self._last = self._out.record_event(), layer
         if before is not None and before.leaving:
@@ -201,6 +209,35 @@ class HostActivations:
             for moved in before.leaving.values():
                 moved.device = None
             before.leaving.clear()
+
+    @contextmanager
+    def leave(self, staying: Iterable[Tensor]) -> Iterator[None]:
+        """Leave these tensors of the layer on the device inside.
+
+        FSDP gathers a nested unit's parameters for that unit's forward pass and frees them behind
+        it, so that only the unit can name them, and another tensor may get their address later.
+        """
+        there = {
+            (tensor.to_local() if isinstance(tensor, DTensor) else tensor)
+            .untyped_storage()
+            .data_ptr()
+            for tensor in staying
+        }
+        before, self._staying = self._staying, self._staying | there
+        try:
+            yield
+        finally:
+            self._staying = before
+
+    def selective_contexts(self) -> tuple[TorchDispatchMode, TorchDispatchMode]:
+        """Return the contexts of a layer's forward pass and of its recomputation under selective
+        recompute.
+
+        As torch's `create_selective_checkpoint_contexts`, whose cache no hook sees, but results are
+        kept where everything goes that the layer saves.
+        """
+        kept = deque[tuple[torch._ops.OpOverload, Any]]()
+        return _KeepingMode(kept, self._pack), _ReturningMode(kept, self._unpack)
 
     def _unpack(self, saved: Tensor | _Saved) -> Tensor:
         if isinstance(saved, Tensor):
@@ -232,6 +269,53 @@ class HostActivations:
             for moved in missing:
                 _copy(cast("Tensor", moved.device), moved.host)
         layer.fetched, layer.is_fetched = self._back.record_event(), True
+
+
+class _KeepingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Forward pass that keeps what the costly operators return, as `pack` makes it."""
+
+    def __init__(
+        self,
+        kept: deque[tuple[torch._ops.OpOverload, Any]],
+        pack: Callable[[Tensor], Tensor | _Saved],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kept, self._pack = kept, pack
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _kept_operators():
+            if func.namespace == "_c10d_functional":  # a copy does not wait for a collective
+                result = torch.ops._c10d_functional.wait_tensor(result)
+            self._kept.append((func, tree_map_only(Tensor, self._packed, result)))
+        return result
+
+    def _packed(self, tensor: Tensor) -> Tensor | _Saved:
+        return self._pack(tensor.detach())
+
+
+class _ReturningMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Recomputation that takes what the costly operators returned from `kept`, in their order."""
+
+    def __init__(
+        self,
+        kept: deque[tuple[torch._ops.OpOverload, Any]],
+        unpack: Callable[[Tensor | _Saved], Tensor],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._kept, self._unpack = kept, unpack
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func not in _kept_operators():
+            return func(*args, **(kwargs or {}))
+        then, result = self._kept.popleft()
+        if then is not func:
+            raise RuntimeError(f"the recomputation runs {func}, the forward pass {then}")
+        return tree_map_only((Tensor, _Saved), self._unpack, result)
 
 
 class _RowsCrossEntropy(torch.autograd.Function):
@@ -668,8 +752,9 @@ class Experts(nn.Module):
     added up. Biases are [E, F], of `down` [E, D].
     """
 
-    def __init__(self, shape: Model) -> None:
+    def __init__(self, shape: Model, on_host: HostActivations | None = None) -> None:
         super().__init__()
+        self._on_host = on_host
         self._activation, self._is_gated = shape.activation, shape.ffn_matrices == 3
         for part in ("gate", "up", "down") if self._is_gated else ("up", "down"):
             matrices = nn.Linear(shape.ffn_hidden, shape.experts * shape.hidden, bias=False)
@@ -682,32 +767,60 @@ class Experts(nn.Module):
         """[N, D] -> [N, D] for rows sorted by expert, of which each expert that is held here has
         `counts`.
         """
-        gate = self._products(rows, "gate", counts) if self._is_gated else None
-        inner = activated(self._activation, self._products(rows, "up", counts), gate)
-        return self._products(inner, "down", counts)
+        staying = nullcontext() if self._on_host is None else self._on_host.leave(self.parameters())
+        lengths = None
+        if not has_grouped_products(rows.dtype, rows.device):
+            lengths = on_host(counts, rows=len(rows))
+        with staying:
+            gate = self._products(rows, "gate", counts, lengths) if self._is_gated else None
+            up = self._products(rows, "up", counts, lengths)
+            inner = activated(self._activation, up, gate)
+            return self._products(inner, "down", counts, lengths)
 
-    def _products(self, rows: Tensor, part: str, counts: Tensor) -> Tensor:
-        """Return rows [N, in] through their experts' matrices: [N, out]."""
+    def _products(
+        self, rows: Tensor, part: str, counts: Tensor, lengths: list[int] | None
+    ) -> Tensor:
+        """Return rows [N, in] through their experts' matrices: [N, out]. Without `lengths`, the
+        counts as numbers, they are one kernel.
+        """
         matrices = cast("nn.Linear", self.get_submodule(part))
         held = (
             matrices.weight.to_local() if isinstance(matrices.weight, DTensor) else matrices.weight
         )
         weight = held.view(len(counts), -1, held.shape[1])
         weight = weight.transpose(1, 2) if part == "down" else weight
-        if has_grouped_products(rows.dtype, rows.device):
-            ends = counts.cumsum(0).to(torch.int32)
-            found = functional.grouped_mm(rows, weight, offs=ends)
+        if lengths is not None:
+            parts = zip(torch.split_with_sizes(rows, lengths), weight.unbind(), strict=True)
+            found = torch.cat([own @ matrix for own, matrix in parts])
+        elif len(rows) == 0:  # which torch's grouped product does not take
+            found = rows @ weight[0]
         else:
-            parts = zip(
-                torch.split_with_sizes(rows, on_host(counts, rows=len(rows))),
-                weight.unbind(),
-                strict=True,
-            )
-            found = torch.cat([own @ one for own, one in parts])
+            ends = counts.cumsum(0).to(torch.int32)
+            weight = cast("Tensor", _ZeroWithoutRows.apply(weight, counts))  # type: ignore[no-untyped-call]
+            found = functional.grouped_mm(rows, weight, offs=ends)
         if matrices.bias is None:
             return found
         biases = matrices.bias.to_local() if isinstance(matrices.bias, DTensor) else matrices.bias
         return found + biases.repeat_interleave(counts, dim=0, output_size=len(rows))
+
+
+class _ZeroWithoutRows(torch.autograd.Function):
+    """Experts' weights [E, in, out] as they are, of which those without rows have the gradient 0.
+
+    torch's grouped product leaves their gradients unwritten on some devices (github.com/pytorch/
+    pytorch/issues/172439 on B200, 174314 on ROCm).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, counts: Tensor) -> Tensor:
+        ctx.save_for_backward(counts)
+        return weight.view_as(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+        (counts,) = ctx.saved_tensors
+        # In place: the product has just made it, and nothing else holds it.
+        return gradients[0].masked_fill_((counts == 0).view(-1, 1, 1), 0.0), None
 
 
 def has_grouped_products(dtype: torch.dtype, device: torch.device) -> bool:
@@ -773,6 +886,51 @@ class _WithLoss(torch.autograd.Function):
         return gradients[0], torch.ones_like(ctx.like)
 
 
+class _NarrowGradients(torch.autograd.Function):
+    """Gives the outputs of a linear layer in fp32 their gradients, of narrower inputs: these alone
+    are kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, outputs: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        return outputs.view_as(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[None, Tensor, Tensor, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        gradient: Tensor = gradients[0]
+        of_x = (gradient @ weight.float()).to(x.dtype)
+        of_weight = (gradient.t() @ x.float()).to(weight.dtype)
+        of_bias = gradient.sum(dim=0).to(weight.dtype) if ctx.has_bias else None
+        return None, of_x, of_weight, of_bias
+
+
+def wide_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[N, in] -> [N, out] in fp32 at least, whatever the type of the tokens and the weight.
+
+    A router computes so: in 16 bits near ties between experts would be decided by rounding
+    (`transformers`' DeepSeek-V3, Megatron-LM's `--moe-router-dtype fp32`). The weight is what mixed
+    precision makes of the trained one, as theirs.
+    """
+    if x.dtype == _wide(x):
+        return functional.linear(x, weight, bias)
+    wide_bias = None if bias is None else bias.detach().float()
+    outputs = functional.linear(x.detach().float(), weight.detach().float(), wide_bias)
+    return cast("Tensor", _NarrowGradients.apply(outputs, x, weight, bias))  # type: ignore[no-untyped-call]
+
+
+class Router(nn.Linear):
+    """The linear layer whose outputs rank a token's experts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, D] -> [N, E] in fp32."""
+        return wide_product(x, self.weight, self.bias)
+
+
 class MixtureOfExperts(nn.Module):
     """Experts and a router: each token goes through those of the highest probability, whatever the
     others get.
@@ -785,13 +943,13 @@ class MixtureOfExperts(nn.Module):
     the balancing loss as the model's.
     """
 
-    def __init__(self, shape: Model) -> None:
+    def __init__(self, shape: Model, on_host: HostActivations | None = None) -> None:
         super().__init__()
         self._shape = shape
         self._count, self._each = shape.experts, shape.experts_per_token
-        self.router = nn.Linear(shape.hidden, shape.experts, bias=shape.biases == "all")
+        self.router = Router(shape.hidden, shape.experts, bias=shape.biases == "all")
         self._deals = shape.routing == "uniform"
-        self.experts = Experts(shape)
+        self.experts = Experts(shape, on_host)
         self.shared = (
             FeedForward(shape, shape.shared_experts * shape.ffn_hidden)
             if shape.shared_experts
@@ -807,9 +965,8 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
         tokens = x.flatten(0, 1)
-        wide, outputs = _wide(x), self.router(tokens)
-        is_softmax = self._shape.router == "softmax"
-        scores = outputs.softmax(dim=-1, dtype=wide) if is_softmax else outputs.to(wide).sigmoid()
+        outputs = self.router(tokens)
+        scores = outputs.softmax(dim=-1) if self._shape.router == "softmax" else outputs.sigmoid()
         if self._deals:
             turns = torch.arange(len(tokens) * self._each, device=x.device)
             chosen = turns.remainder(self._count).view(-1, self._each)
@@ -902,6 +1059,7 @@ class Block(nn.Module):
         super().__init__()
         self._recomputing = _recomputing(recipe.recompute)
         self._on_host, self._rotary = on_host, rotary
+        self._moves_kept = on_host is not None and recipe.recompute == "selective"
         self._tiles, self._is_parallel = recipe.feed_forward_tiles, shape.parallel_residual
         self.run: Transform = self._run_recomputing
         self.attend: Transform = self._attend
@@ -915,7 +1073,9 @@ class Block(nn.Module):
         self.attention_output_norm = make_norm(shape, shape.hidden) if shape.post_norms else None
         self.feed_forward_norm = make_norm(shape, shape.hidden)
         self.feed_forward = (
-            MixtureOfExperts(shape) if shape.experts else FeedForward(shape, shape.ffn_hidden)
+            MixtureOfExperts(shape, on_host)
+            if shape.experts
+            else FeedForward(shape, shape.ffn_hidden)
         )
         self.feed_forward_output_norm = make_norm(shape, shape.hidden) if shape.post_norms else None
 
@@ -928,9 +1088,13 @@ class Block(nn.Module):
         return self.run(x)
 
     def _run_recomputing(self, x: Tensor) -> Tensor:
-        if self._recomputing is not None and torch.is_grad_enabled():
-            return self._recomputing(self._transform, x)
-        return self._transform(x)
+        if self._recomputing is None or not torch.is_grad_enabled():
+            return self._transform(x)
+        # A compiled layer hands what it keeps to its backward pass, where hooks see it.
+        if self._moves_kept and not torch.compiler.is_compiling():
+            on_host = cast("HostActivations", self._on_host)
+            return recomputed(self._transform, x, context_fn=on_host.selective_contexts)
+        return self._recomputing(self._transform, x)
 
     def _transform(self, x: Tensor) -> Tensor:
         after = self.attend(x)

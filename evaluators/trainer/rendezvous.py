@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 
 from frontrunner.evaluators.trainer.hosts import own_hosts
 from frontrunner.evaluators.trainer.run import write_json
-from frontrunner.evaluators.trainer.telemetry import pci_address
+from frontrunner.evaluators.trainer.telemetry import allocator_settings, pci_address
 
 SCHEME = "frontrunner-rendezvous"
 FILE = "meeting.json"
@@ -84,7 +84,8 @@ def _join(file: Path, world_size: int, timeout: timedelta) -> TCPStore:
 register_rendezvous_handler(SCHEME, _rendezvous)  # type: ignore[no-untyped-call]
 
 
-_ALLOCATOR_SETTINGS = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+_ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Variables of the allocator's settings, in torch's order (c10/cuda/CUDAAllocatorConfig.h)."""
 
 
 class OneThreadGloo(dist.ProcessGroupGloo):
@@ -112,10 +113,7 @@ def rank_device(kind: str, local_rank: int) -> torch.device:
     if kind == "cpu":
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         return torch.device("cpu")
-    if kind == "cuda" and torch.version.hip is None and not _ALLOCATOR_SETTINGS & os.environ.keys():
-        os.environ["PYTORCH_ALLOC_CONF"] = (
-            "expandable_segments:True"  # read at the allocator's first use
-        )
+    _set_allocator(kind)
     # A launcher may have masked devices: each rank then sees its own, alone or with those of its
     # task.
     number = local_rank % max(1, torch.accelerator.device_count())
@@ -133,6 +131,20 @@ def rank_device(kind: str, local_rank: int) -> torch.device:
     is_shared = isinstance(cores, str) and len(allowed) * local_ranks > (os.cpu_count() or 1)
     torch.set_num_threads(max(1, len(own) // local_ranks if is_shared else len(own)))
     return device
+
+
+def _set_allocator(kind: str) -> None:
+    """Put the allocator's settings in force: those of the environment, or ours on NVIDIA devices.
+
+    torch reads the environment when it is imported, which a fork server has done long ago and a
+    recipe's own variables come too late for.
+    """
+    names = _ALLOCATOR_SETTINGS if kind == "cuda" else _ALLOCATOR_SETTINGS[-1:]
+    stated = [os.environ[name] for name in names if name in os.environ]
+    default = "expandable_segments:True" if kind == "cuda" and torch.version.hip is None else ""
+    settings = stated[0] if stated else default
+    if settings and settings != allocator_settings():
+        torch._C._accelerator_setAllocatorSettings(settings)
 
 
 def near_cores(

@@ -98,6 +98,7 @@ class Telemetry:
         if (retries := _retries(self._device)) is not None:
             own["allocator_retries"] = retries - self._retries_before
         own["build_peak_memory_bytes"] = self._build_peak_bytes
+        own["allocator_settings"] = None if self._device.type == "cpu" else allocator_settings()
         if hasattr(os, "sched_getaffinity") and self._device.type != "cpu":
             own["cpus"] = cpu_list(os.sched_getaffinity(0))
         self._readings.append(device_state(self._device))
@@ -334,6 +335,14 @@ def _retries(device: torch.device) -> int | None:
     if device.type == "cpu":
         return None
     return int(torch.get_device_module(device).memory_stats(device).get("num_alloc_retries", 0))
+
+
+def allocator_settings() -> str | None:
+    """Return the settings of torch's allocator that are in force; None where torch does not state
+    them.
+    """
+    read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)  # not in torch 2.11
+    return None if read is None else read()
 
 
 def process_bytes() -> dict[str, int]:

@@ -31,7 +31,13 @@ from torch.distributed.tensor import (
 from torch.nn import functional
 
 from frontrunner.evaluators.trainer.layout import exchanged
-from frontrunner.evaluators.trainer.model import Block, Gpt, MixtureOfExperts, TiedHead
+from frontrunner.evaluators.trainer.model import (
+    Block,
+    Gpt,
+    MixtureOfExperts,
+    TiedHead,
+    wide_product,
+)
 from frontrunner.spaces.model import Model
 
 
@@ -221,6 +227,14 @@ class SequenceLinear(OnLocalWeight):
         return functional.linear(x, self._local_weight(Partial()), self._local_bias(Partial()))
 
 
+class SequenceRouter(SequenceLinear):
+    """A router over this rank's positions."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, D] -> [N, E] in fp32."""
+        return wide_product(x, self._local_weight(Partial()), self._local_bias(Partial()))
+
+
 class SequenceNorm(OnLocalWeight):
     """A norm over this rank's positions or heads; its gradients are parts of a sum over the
     ranks.
@@ -291,7 +305,7 @@ def split_blocks(
         if isinstance(
             mixture := block.feed_forward, MixtureOfExperts
         ):  # a rank's own positions go through whole experts
-            mixture.router = cast("Any", SequenceLinear(mixture.router, ranks))
+            mixture.router = cast("Any", SequenceRouter(mixture.router, ranks))
             parts = [block.attention, *([] if mixture.shared is None else [mixture.shared])]
         for part in parts:
             for name, whole in list(part.named_children()):

@@ -169,6 +169,23 @@ def test_where_things_lie_and_when_gradients_meet_change_no_number(
 @pytest.mark.parametrize(
     "recipe",
     _rows(
+        {"dp2-zero3-ep2-selective": ZERO_3 | {"expert_parallel": 2, "recompute": "selective"}},
+        {
+            "dp2-zero3-ep2": ZERO_3 | {"expert_parallel": 2},
+            "tp2-sp-etp2-selective": SEQUENCE_PARALLEL
+            | {"expert_tensor_parallel": 2, "recompute": "selective"},
+        },
+    ),
+)
+def test_activations_of_experts_in_the_hosts_memory_change_no_number(
+    recipe: dict[str, Any], tmp_path: Path
+) -> None:
+    assert_trains_as_one_process(_training(tmp_path, ON_HOST | recipe, model=EXPERTS))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    _rows(
         {"one-rank": {}, "dp2-zero3": ZERO_3, "dp4-levels": LEVELS},
         {"tp2-sp": SEQUENCE_PARALLEL, "cp2": CONTEXT},
     ),

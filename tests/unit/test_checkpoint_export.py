@@ -24,6 +24,7 @@ from frontrunner.evaluators.trainer.model import Gpt, initialize
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.model import Model
 from support.trainer_runs import (
+    DEEPSEEK,
     EXPERTS,
     GEMMA,
     GPT2,
@@ -156,6 +157,12 @@ UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
     "shared experts of another attention": (
         EXPERTS | {"shared_experts": 1}, "mixtral comes nearest, without model.shared_experts = 1",
     ),
+    "DeepSeek's with another epsilon": (
+        DEEPSEEK, "deepseek_v3 comes nearest, without model.norm_epsilon = 1e-05",
+    ),
+    "GPT-2's with a gate": (
+        GPT2 | {"activation": "geglu"}, 'gpt2 comes nearest, without model.activation = "geglu"',
+    ),
 }  # fmt: skip
 
 
@@ -165,7 +172,12 @@ def test_a_model_that_transformers_lacks_is_refused_by_name(case: str, tmp_path:
     replayed(tmp_path / "replay", small_model(**changes))
     with pytest.raises(FrontrunnerError) as caught:
         export(open_checkpoint(tmp_path / "replay"), tmp_path / "model")
-    assert f"transformers has no architecture of this model; {message}" in caught.value.message
+    found = caught.value.message
+    assert found.startswith(f"transformers has no architecture of this model; {message}")
+    if case.startswith("DeepSeek"):
+        assert (
+            caught.value.hint == "a model that deepseek_v3 can hold has model.norm_epsilon = 1e-06"
+        )
     assert not (tmp_path / "model").exists()
 
 

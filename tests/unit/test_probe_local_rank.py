@@ -13,7 +13,13 @@ import torch
 
 from frontrunner.evaluators.cluster.environment import launched_rank
 from frontrunner.evaluators.probe.fork_server import START_FAILED, ForkServer, _run
-from frontrunner.evaluators.trainer.rendezvous import near_cores, rank_device, set_local_rank_env
+from frontrunner.evaluators.trainer.rendezvous import (
+    _set_allocator,
+    near_cores,
+    rank_device,
+    set_local_rank_env,
+)
+from frontrunner.evaluators.trainer.telemetry import allocator_settings
 
 PALS = {
     "PMI_RANK": "1",
@@ -167,15 +173,38 @@ def test_a_rank_takes_one_of_the_devices_that_it_sees(
     module = SimpleNamespace(get_device_properties=lambda device: None)
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", lambda _: None)
+    assert (rank_device("cuda", local_rank), chosen) == (torch.device("cuda", number), [number])
+
+
+@pytest.mark.parametrize(
+    ("stated", "in_force"),
+    [
+        ({}, "expandable_segments:True"),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:512"}, "max_split_size_mb:512"),
+        (
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+            | {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:256"},
+            "max_split_size_mb:256",
+        ),
+        ({"PYTORCH_ALLOC_CONF": ""}, ""),
+    ],
+)
+def test_the_allocator_of_a_rank_has_its_settings_although_torch_is_imported(
+    monkeypatch: pytest.MonkeyPatch, stated: dict[str, str], in_force: str
+) -> None:
+    """The environment's of the recipe, too, which is set for the rank alone."""
+    before = allocator_settings()
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
         monkeypatch.setenv(name, "")  # so that it is as it was after the test
         monkeypatch.delenv(name)
-    assert (rank_device("cuda", local_rank), chosen) == (torch.device("cuda", number), [number])
-    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
-    rank_device("cuda", local_rank)
-    assert "PYTORCH_ALLOC_CONF" not in os.environ, "the user's settings stay"
+    for name, value in stated.items():
+        monkeypatch.setenv(name, value)
+    try:
+        _set_allocator("cuda")
+        assert allocator_settings() == in_force
+    finally:
+        torch._C._accelerator_setAllocatorSettings(before)
 
 
 def test_fork_server_s_rank_leaves_the_traceback_of_what_ended_it_in_its_log(

@@ -3,6 +3,7 @@ absence.
 """
 
 import importlib.util
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,10 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from frontrunner.evaluators.probe import preflight
 from frontrunner.evaluators.trainer import deepspeed_disk
-from frontrunner.evaluators.trainer.deepspeed_engine import configuration, zero_stage
+from frontrunner.evaluators.trainer.deepspeed_engine import (
+    _set_places,
+    configuration,
+    zero_stage,
+)
 from frontrunner.evaluators.trainer.job import Disk, Job, check_job
 from frontrunner.spaces.errors import InvalidInput, installing
 from support.trainer_runs import small_job, small_model, small_recipe
@@ -48,6 +54,23 @@ def job(precision: str = "fp32", model: dict[str, Any] | None = None, **recipe: 
 )
 def test_the_zero_stage_of_a_job(recipe: dict[str, Any], stage: int) -> None:
     assert zero_stage(job(**recipe)) == stage
+
+
+@pytest.mark.parametrize(
+    ("device", "number"), [(torch.device("cuda", 0), "0"), (torch.device("cpu"), "5")]
+)
+def test_deepspeed_is_told_the_number_of_the_device_that_the_rank_sees(
+    device: torch.device, number: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sixth rank of a node, to which its launcher shows one device."""
+    for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "5")
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 13)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 16)
+
+    _set_places(device)
+
+    assert os.environ["LOCAL_RANK"] == os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] == number
 
 
 def test_zero_3_shards_every_matrix_of_a_small_model() -> None:

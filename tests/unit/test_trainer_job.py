@@ -119,6 +119,7 @@ def test_sharding_degrees_have_names(
             {},
             "DeepSpeed has removed MiCS",
         ),
+        ({}, {"mtp_layers": 1}, r"job\.model\.mtp_layers is 1, expected 0"),
     ],
 )
 def test_check_job_refuses_what_legality_refuses(
@@ -128,6 +129,15 @@ def test_check_job_refuses_what_legality_refuses(
 
     with pytest.raises(ValueError, match=message):
         check_job(job, world_size=job.recipe.devices)
+
+
+def test_experts_of_any_width_are_trained_where_each_has_a_product_of_its_own() -> None:
+    shape = small_model(experts=4, experts_per_token=2, ffn_hidden=36)
+    job = replace(small_job(Path("/run"), model=shape), precision="bf16")
+    check_job(job, world_size=1)
+
+    with pytest.raises(ValueError, match=r"ffn_hidden 36; 32 and 40 are"):
+        check_job(replace(job, device="cuda"), world_size=1)
 
 
 @pytest.mark.parametrize("fp8", ["tensorwise", "rowwise", "mxfp8"])

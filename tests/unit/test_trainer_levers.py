@@ -2,19 +2,28 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.memory import host_memory
+from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.trainer.job import Optimizer
 from frontrunner.evaluators.trainer.model import Gpt, mean_cross_entropy
 from frontrunner.evaluators.trainer.optimizer import NarrowStateOptimizer, build_optimizer
 from frontrunner.evaluators.trainer.rendezvous import rank_device
-from support.trainer_runs import small_job, small_model, small_recipe
+from frontrunner.spaces.model import Model
+from frontrunner.spaces.recipe import Recipe
+from support.analytic import A100, PROBLEM, work
+from support.trainer_runs import EXPERTS, small_job, small_model, small_recipe
 
 ADAMW = Optimizer(
     name="adamw",
@@ -145,6 +154,38 @@ class _LateStreams:
         self.current.add(lambda: target.copy_(source))
 
 
+def _moved(
+    moving: Gpt, tokens: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[int], torch.Tensor]:
+    """Train one step with late copies: return the bytes that leave, in order, and the loss."""
+    streams = _LateStreams()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_device_module", lambda _: streams)
+        patch.setattr("frontrunner.evaluators.trainer.model._copy", streams.copy)
+        loss = moving(tokens).square().mean()
+        left = len(streams.copied)
+        loss.backward()
+    assert len(streams.copied) < 2 * left  # the last layer's need not come back
+    assert streams.current is streams.main
+    return streams.copied[:left], loss
+
+
+def _with_the_same_weights(shape: Model, **pieces: Any) -> tuple[Gpt, Gpt]:
+    """Return a model that moves its activations to the host, and one that does not."""
+    torch.manual_seed(0)
+    moving, plain = (
+        Gpt(shape, sequence_length=16, layers=range(4), recipe=small_recipe(**levers))
+        for levers in ({"activation_offload": True} | pieces, pieces)
+    )
+    plain.load_state_dict(moving.state_dict())
+    return moving, plain
+
+
+def _assert_same_gradients(moving: Gpt, plain: Gpt) -> None:
+    for (name, weight), other in zip(moving.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(weight.grad, other.grad, msg=name)
+
+
 @pytest.mark.parametrize(
     "changes", [{}, {"positions": "learned", "activation": "gelu", "norm": "layernorm"}]
 )
@@ -153,17 +194,9 @@ def test_each_activation_leaves_once_and_comes_back_in_time(
     changes: dict[str, str], pieces: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies are late as an accelerator's may be: what nothing waits for is not there."""
-    shape, tokens = small_model(**changes), torch.arange(2 * 16).reshape(2, 16)
-    torch.manual_seed(0)
-    moving = Gpt(
-        shape,
-        sequence_length=16,
-        layers=range(4),
-        recipe=small_recipe(activation_offload=True, **pieces),
-    )
-    plain = Gpt(shape, sequence_length=16, layers=range(4), recipe=small_recipe(**pieces))
-    plain.load_state_dict(moving.state_dict())
-    streams, saved = _LateStreams(), dict[int, int]()
+    tokens = torch.arange(2 * 16).reshape(2, 16)
+    moving, plain = _with_the_same_weights(small_model(**changes), **pieces)
+    saved = dict[int, int]()
     weights = {weight.untyped_storage().data_ptr() for weight in plain.parameters()}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -173,12 +206,7 @@ def test_each_activation_leaves_once_and_comes_back_in_time(
 
     expected = plain(tokens).square().mean()
     expected.backward()
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "get_device_module", lambda _: streams)
-        patch.setattr("frontrunner.evaluators.trainer.model._copy", streams.copy)
-        loss = moving(tokens).square().mean()
-        left = len(streams.copied)
-        loss.backward()
+    copied, loss = _moved(moving, tokens, monkeypatch)
     x = plain.embedding(tokens)  # type: ignore[misc]
     kept = []
     for block in plain.blocks.values():
@@ -190,12 +218,74 @@ def test_each_activation_leaves_once_and_comes_back_in_time(
     }
     distinct = [size for address, size in saved.items() if address not in weights | tables]
 
-    assert streams.copied[:left] == distinct
-    assert len(streams.copied) < 2 * left  # the last layer's need not come back
-    assert streams.current is streams.main
+    assert copied == distinct
     torch.testing.assert_close(loss, expected)
-    for (name, weight), other in zip(moving.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(weight.grad, other.grad, msg=name)
+    _assert_same_gradients(moving, plain)
+
+
+def test_selective_recompute_moves_what_it_keeps_as_estimates_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A layer's input, its products' outputs, and attention's with a number for each row."""
+    shape, tokens = small_model(), torch.arange(2 * 16).reshape(2, 16)
+    moving, plain = _with_the_same_weights(shape, recompute="selective")
+    expected = plain(tokens).square().mean()
+    expected.backward()
+
+    copied, loss = _moved(moving, tokens, monkeypatch)
+
+    values = 7 * shape.hidden + 2 * shape.ffn_hidden
+    assert sum(copied) == 4 * 4 * 2 * 16 * (values + shape.heads)
+    recipe = Recipe(
+        devices=1,
+        micro_batch_seqs=2,
+        accumulation=1,
+        recompute="selective",
+        activation_offload=True,
+    )
+    problem = replace(PROBLEM, model=shape, sequence_length=16, precision="fp32")
+    told = host_memory(
+        Machine.of(A100, "fp32", FRONTRUNNER), work(recipe, problem=problem), np.zeros(1)
+    )
+    assert told == 4 * 4 * 2 * 16 * values
+    torch.testing.assert_close(loss, expected)
+    _assert_same_gradients(moving, plain)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_weights_that_fsdp_gathers_for_the_experts_alone_stay_on_the_device(
+    recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FSDP gathers them when the layer runs already."""
+    tokens = torch.arange(2 * 16).reshape(2, 16)
+    moving, plain = _with_the_same_weights(small_model(**EXPERTS), recompute=recompute)
+    plain(tokens).square().mean().backward()
+    whole, _ = _moved(moving, tokens, monkeypatch)
+    moving.zero_grad()
+
+    shards = dict[nn.Module, nn.Parameter]()
+
+    def gather(experts: nn.Module, _: Any) -> None:
+        for matrices in experts.children():
+            shards[matrices] = matrices.weight
+            matrices.weight = nn.Parameter(matrices.weight.detach().clone())
+            matrices.weight.register_hook(partial(add, shards[matrices]))
+
+    def add(shard: nn.Parameter, gradient: torch.Tensor) -> None:
+        shard.grad = gradient
+
+    def reshard(experts: nn.Module, *_: Any) -> None:
+        for matrices in experts.children():
+            matrices.weight = shards[matrices]
+
+    for mixture in moving.mixtures.values():
+        mixture.experts.register_forward_pre_hook(gather)
+        mixture.experts.register_forward_hook(reshard)
+    gathered, _ = _moved(moving, tokens, monkeypatch)
+
+    assert gathered == whole
+    assert 4 * 64 * 96 * 4 not in whole
+    _assert_same_gradients(moving, plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

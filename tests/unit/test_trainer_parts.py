@@ -1,6 +1,7 @@
 """The trainer's pure parts: stages, data, text, first weights, learning rates, metrics."""
 
 import gc
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -28,7 +29,14 @@ from frontrunner.evaluators.trainer.data import (
 )
 from frontrunner.evaluators.trainer.job import Data, Train
 from frontrunner.evaluators.trainer.layout import stage_layers, stages_of_rank
-from frontrunner.evaluators.trainer.model import Gpt, Mixer, RotaryTable, initialize
+from frontrunner.evaluators.trainer.model import (
+    Experts,
+    Gpt,
+    Mixer,
+    MixtureOfExperts,
+    RotaryTable,
+    initialize,
+)
 from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
 from frontrunner.evaluators.trainer.run import ProgressLog, RunContext, StepOutcome, limit_memory
 from frontrunner.evaluators.trainer.torch_engine import multiply_in_8_bits
@@ -529,3 +537,97 @@ def test_metrics_for_weights_and_biases_are_kept_offline(
 
     wait_for(rows, 30)  # its process writes the file after the run has finished
     assert rows() == [("1", "0.1", False), ("2", "0.2", False)]
+
+
+def _through_experts(
+    experts: Experts, rows: Tensor, counts: list[int]
+) -> tuple[Tensor, list[Tensor]]:
+    experts.zero_grad()
+    rows = rows.clone().requires_grad_()
+    found = experts(rows, torch.tensor(counts))
+    (found.float() ** 2).sum().backward()
+    gradients = [rows.grad, *(weight.grad for weight in experts.parameters())]
+    return found, [gradient.clone() for gradient in gradients if gradient is not None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", [{}, {"activation": "swiglu_clamped", "biases": "all"}])
+@pytest.mark.parametrize("counts", [[3, 0, 7, 0], [0, 0, 10, 0], [0, 0, 0, 0]])
+def test_grouped_products_are_those_of_each_expert(
+    counts: list[int], form: dict[str, Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients of experts without rows are 0, also where torch leaves them unwritten."""
+    torch.manual_seed(0)
+    experts = Experts(small_model(**EXPERTS | form))
+    for weight in experts.parameters():
+        torch.nn.init.normal_(weight)
+    experts.to(dtype)
+    rows = torch.randn(sum(counts), 64, dtype=dtype)
+    expected, wanted = _through_experts(experts, rows, counts)
+    products = []
+
+    def unwritten(rows: Tensor, weight: Tensor, *, offs: Tensor) -> Tensor:
+        products.append(offs.tolist())
+        empty = torch.tensor(counts) == 0
+        weight.register_hook(lambda gradient: gradient.masked_fill(empty[:, None, None], math.nan))
+        return grouped_mm(rows, weight, offs=offs)
+
+    grouped_mm = torch.nn.functional.grouped_mm
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", unwritten)
+    monkeypatch.setattr(model_module, "has_grouped_products", lambda *_: True)
+    found, gradients = _through_experts(experts, rows, counts)
+
+    assert len(products) == (3 if rows.numel() else 0)
+    assert len(gradients) == len(wanted)
+    for one, other in zip([found, *gradients], [expected, *wanted], strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_counts_of_experts_go_to_the_host_once_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    plain = model_module.on_host
+    monkeypatch.setattr(
+        model_module, "on_host", lambda counts, rows: reads.append(rows) or plain(counts, rows=rows)
+    )
+    experts = Experts(small_model(**EXPERTS))
+    experts(torch.randn(10, 64), torch.tensor([3, 0, 7, 0]))
+    assert reads == [10]
+    monkeypatch.setattr(model_module, "has_grouped_products", lambda *_: True)
+    experts(torch.randn(10, 64), torch.tensor([3, 0, 7, 0]))
+    assert reads == [10]
+
+
+@pytest.mark.parametrize("biases", ["none", "all"])
+def test_a_router_of_16_bits_decides_in_fp32(biases: str) -> None:
+    """100 and 100.25 are one number in bf16, as a product in bf16 would leave them."""
+    torch.manual_seed(0)
+    mixture = MixtureOfExperts(small_model(**EXPERTS | {"experts_per_token": 1, "biases": biases}))
+    with torch.no_grad():
+        for weight in mixture.parameters():
+            weight.normal_()
+        mixture.router.weight.zero_()
+        mixture.router.weight[:, 0] = 100.0
+        mixture.router.weight[2, 1] = 0.25
+        if biases == "all":
+            mixture.router.bias.zero_()
+    mixture.to(torch.bfloat16)
+    mixture.loads = []
+    x = torch.ones(1, 5, 64, dtype=torch.bfloat16, requires_grad=True)
+
+    mixture(x).sum().backward()
+
+    assert [counts.tolist() for counts, _ in mixture.loads] == [[0, 0, 5, 0]]
+    router = mixture.router
+    wide = [tensor.detach().float().requires_grad_() for tensor in (x[0], *router.parameters())]
+    outputs = torch.nn.functional.linear(*wide)
+    tokens = x[0].detach().requires_grad_()
+    found = router(tokens)
+    torch.testing.assert_close(found, outputs, rtol=0, atol=0)
+    router.zero_grad()
+    for scored in (found, outputs):
+        scored.softmax(dim=-1)[:, 2].sum().backward()
+    for one, other in zip((tokens, *router.parameters()), wide, strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert one.grad.dtype == torch.bfloat16
+        torch.testing.assert_close(one.grad, other.grad.bfloat16())

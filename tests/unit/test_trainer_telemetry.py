@@ -131,6 +131,7 @@ def test_peaks_and_retries_are_those_of_steps(
     nvml(0x20)
     module = Accelerator()
     monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(telemetry, "allocator_settings", lambda: "expandable_segments:True")
     recorder = telemetry.Telemetry(torch.device("cuda", 0))
     recorder.built()
     module.peak_bytes, module.retries = 700, 5
@@ -145,6 +146,7 @@ def test_peaks_and_retries_are_those_of_steps(
     }
     recorded = found["telemetry"]
     assert (recorded["build_peak_memory_bytes"], recorded["allocator_retries"]) == ([900], [3])
+    assert recorded["allocator_settings"] == ["expandable_segments:True"]
     assert (recorded["slowed_by"], recorded["clock_mhz"], recorded["power_w"]) == (
         ["temperature"],
         [1980],
