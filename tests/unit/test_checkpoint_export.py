@@ -24,6 +24,7 @@ from frontrunner.evaluators.trainer.model import Gpt, initialize
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.model import Model
 from support.trainer_runs import (
+    DEEPSEEK,
     EXPERTS,
     GEMMA,
     GPT2,
@@ -52,6 +53,10 @@ def replayed(folder: Path, model: Model) -> Gpt:
     built = Gpt(model, sequence_length=SEQUENCE_LENGTH, layers=range(model.layers))
     initialize(built.named_parameters(), seed=3, layers=model.layers)
     state = {f"model.{name}": parameter.detach() for name, parameter in built.named_parameters()}
+    for name, mixture in built.mixtures.items():
+        if mixture.balance is not None:
+            mixture.balance.bias = torch.linspace(1, -1, model.experts)
+            state[f"balance.{name}"] = mixture.balance.bias
     state["optimizer.norm.weight.step"] = torch.zeros(())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that this is one process
@@ -200,9 +205,12 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     assert "'frontrunner[safetensors]'" in refusal()
 
 
-def test_generated_text_is_the_model_s_and_of_the_seed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [{"kv_heads": 2}, DEEPSEEK], ids=["dense", "biased experts"])
+def test_generated_text_is_the_model_s_and_of_the_seed(
+    form: dict[str, Any], tmp_path: Path
+) -> None:
     folder = tmp_path / "replay"
-    model = small_model(vocabulary=257, kv_heads=2)
+    model = small_model(vocabulary=257, **form)
     mine = replayed(folder, model)
     job = json.loads((folder / "job.json").read_text())
     (folder / "tokens.bin").rename(folder / "text-0.bin")
@@ -219,6 +227,8 @@ def test_generated_text_is_the_model_s_and_of_the_seed(tmp_path: Path) -> None:
             row.append(int(mine(torch.tensor([row[-SEQUENCE_LENGTH:]]))[0, -1, :257].argmax()))
     wanted = row[: row.index(256)] if 256 in row else row
     assert found == "ab" + bytes(wanted[2:]).decode(errors="replace")
+    best = GenerateSettings(prompt="ab", samples=1, tokens=40, temperature=9.0, top_k=1)
+    assert generate(checkpoint, best) == [found]
     drawn = [generate(checkpoint, GenerateSettings(tokens=20, seed=seed)) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(set(drawn[0])) == 3
