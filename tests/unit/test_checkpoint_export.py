@@ -101,12 +101,19 @@ def test_files_are_bounded_and_indexed(tmp_path: Path) -> None:
     replayed(tmp_path / "replay", small_model())
     checkpoint = open_checkpoint(tmp_path / "replay")
     most = 300_000
-    found = export(checkpoint, tmp_path / "cut", most_file_bytes=most)
+    told: list[tuple[int, int]] = []
+    found = export(
+        checkpoint,
+        tmp_path / "cut",
+        most_file_bytes=most,
+        on_file=lambda number, count: told.append((number, count)),
+    )
     whole = export(checkpoint, tmp_path / "whole")
     files = sorted((tmp_path / "cut").glob("*.safetensors"))
     index = json.loads((tmp_path / "cut" / "model.safetensors.index.json").read_text())
 
     assert len(files) == found.files > 2
+    assert told == [(number, found.files) for number in range(1, found.files + 1)]
     assert [file.name for file in files] == sorted(set(index["weight_map"].values()))
     held = {name: (file.name, tensor) for file in files for name, tensor in load_file(file).items()}
     assert {name: place for name, (place, _) in held.items()} == index["weight_map"]
