@@ -543,6 +543,27 @@ def test_biases_move_towards_experts_with_fewer_tokens_than_the_mean() -> None:
     assert balance.bias.tolist() == pytest.approx([0.05 * sign for sign in signs])
 
 
+@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+def test_grouped_products_of_experts_are_those_of_one_expert_after_another(
+    activation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    shape = small_model(**EXPERTS, biases="all", activation=activation)
+    experts, given = model_module.Experts(shape), torch.randn(24, shape.hidden)
+    for parameter in experts.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    counts = torch.tensor([8, 0, 11, 5])
+
+    def found(is_grouped: bool) -> list[Tensor]:
+        monkeypatch.setattr(model_module, "has_grouped_products", lambda *_, **__: is_grouped)
+        rows = given.clone().requires_grad_()
+        out = experts(rows, counts)
+        return [out, *torch.autograd.grad(out.square().sum(), [rows, *experts.parameters()])]
+
+    for grouped, looped in zip(found(True), found(False), strict=True):
+        torch.testing.assert_close(grouped, looped, rtol=1e-5, atol=1e-5)
+
+
 def test_dealt_tokens_load_all_ranks_of_a_stage_alike(tmp_path: Path) -> None:
     recipe = small_recipe(pipeline_parallel=2, schedule="1f1b", micro_batch_seqs=2)
     model = small_model(**EXPERTS, routing="uniform")
