@@ -5,6 +5,7 @@ rows held back.
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from frontrunner.evaluators.analytic.fit import (
     FEWEST_ROWS,
     Samples,
     StepFit,
+    StepFits,
     fit_steps,
     samples_of_outcomes,
 )
@@ -31,6 +33,7 @@ from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.validation import dump_json
+from frontrunner.views.diagnostics import print_fits
 from support.analytic import A100, PROBLEM, recipe
 from support.campaigns import spec_of, tiny
 from support.rankings import measurement
@@ -122,7 +125,9 @@ def test_a_fitted_constant_states_what_it_may_still_be(tmp_path: Path) -> None:
     assert unfelt.deviation == DEVIATIONS[unfelt.name]
 
 
-def test_constants_that_no_row_feels_stay_and_are_told(fitted: tuple[StepFit, Path]) -> None:
+def test_constants_that_no_row_feels_stay_and_are_told(
+    fitted: tuple[StepFit, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     found, out = fitted
     held = {constant.name: constant for constant in found.constants if constant.held}
 
@@ -133,6 +138,8 @@ def test_constants_that_no_row_feels_stay_and_are_told(fitted: tuple[StepFit, Pa
     )
     (of_file,) = read_cluster_file(out).fitted
     assert not set(held) & {one.name for one in of_file.constants}
+    print_fits(StepFits(fits=(found,), refused={}), out)
+    assert set(held) <= set(re.findall(r"\w+", capsys.readouterr().out))
 
 
 def test_the_file_that_is_written_adds_the_fit_to_the_cluster(fitted: tuple[StepFit, Path]) -> None:

@@ -213,6 +213,7 @@ def test_speed_memory_marks_the_front_of_the_store(collected: Collected) -> None
     ]
     assert rows_of(chart.spec, "at")[0]["at"] == 2.0
     assert len(chart.table.rows) == 2
+    assert not chart.remarks, "all of one node"
 
 
 FRONT = [
@@ -464,6 +465,9 @@ def test_charts_without_data_state_why(tmp_path: Path, collected: Collected) -> 
         found = draw(empty)
         assert isinstance(found, Missing)
         assert found.reason.endswith(".")
+    elsewhere = sensitivity(replace(collected, around=RECIPES[1, 1, 2]))
+    assert isinstance(elsewhere, Missing)
+    assert RECIPES[1, 1, 2].describe() in elsewhere.reason
     assert shap(collected) == Missing(
         reason=f"SHAP values need at least {FEWEST_RECIPES} measured recipes; there are 3."
     )

@@ -53,6 +53,10 @@ def replayed(folder: Path, model: Model) -> Gpt:
     built = Gpt(model, sequence_length=SEQUENCE_LENGTH, layers=range(model.layers))
     initialize(built.named_parameters(), seed=3, layers=model.layers)
     state = {f"model.{name}": parameter.detach() for name, parameter in built.named_parameters()}
+    for name, mixture in built.mixtures.items():
+        if mixture.balance is not None:
+            mixture.balance.bias = torch.linspace(1, -1, model.experts)
+            state[f"balance.{name}"] = mixture.balance.bias
     state["optimizer.norm.weight.step"] = torch.zeros(())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that this is one process
@@ -97,7 +101,13 @@ def test_files_are_bounded_and_indexed(tmp_path: Path) -> None:
     replayed(tmp_path / "replay", small_model())
     checkpoint = open_checkpoint(tmp_path / "replay")
     most = 300_000
-    found = export(checkpoint, tmp_path / "cut", most_file_bytes=most)
+    told: list[tuple[int, int]] = []
+    found = export(
+        checkpoint,
+        tmp_path / "cut",
+        most_file_bytes=most,
+        on_file=lambda number, count: told.append((number, count)),
+    )
     whole = export(checkpoint, tmp_path / "whole")
     files = sorted((tmp_path / "cut").glob("*.safetensors"))
     modes = {file.stat().st_mode for file in (tmp_path / "cut").iterdir()}
@@ -105,6 +115,7 @@ def test_files_are_bounded_and_indexed(tmp_path: Path) -> None:
     index = json.loads((tmp_path / "cut" / "model.safetensors.index.json").read_text())
 
     assert len(files) == found.files > 2
+    assert told == [(number, found.files) for number in range(1, found.files + 1)]
     assert [file.name for file in files] == sorted(set(index["weight_map"].values()))
     held = {name: (file.name, tensor) for file in files for name, tensor in load_file(file).items()}
     assert {name: place for name, (place, _) in held.items()} == index["weight_map"]
@@ -214,9 +225,12 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     assert "'frontrunner[safetensors]'" in refusal()
 
 
-def test_generated_text_is_the_model_s_and_of_the_seed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [{"kv_heads": 2}, DEEPSEEK], ids=["dense", "biased experts"])
+def test_generated_text_is_the_model_s_and_of_the_seed(
+    form: dict[str, Any], tmp_path: Path
+) -> None:
     folder = tmp_path / "replay"
-    model = small_model(vocabulary=257, kv_heads=2)
+    model = small_model(vocabulary=257, **form)
     mine = replayed(folder, model)
     job = json.loads((folder / "job.json").read_text())
     (folder / "tokens.bin").rename(folder / "text-0.bin")
@@ -233,6 +247,8 @@ def test_generated_text_is_the_model_s_and_of_the_seed(tmp_path: Path) -> None:
             row.append(int(mine(torch.tensor([row[-SEQUENCE_LENGTH:]]))[0, -1, :257].argmax()))
     wanted = row[: row.index(256)] if 256 in row else row
     assert found == "ab" + bytes(wanted[2:]).decode(errors="replace")
+    best = GenerateSettings(prompt="ab", samples=1, tokens=40, temperature=9.0, top_k=1)
+    assert generate(checkpoint, best) == [found]
     drawn = [generate(checkpoint, GenerateSettings(tokens=20, seed=seed)) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert len(set(drawn[0])) == 3

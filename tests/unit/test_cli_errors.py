@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -20,6 +21,7 @@ from frontrunner.cli.users import users
 from frontrunner.config.settings import AT_HAND, BY_SERVER, BY_STORE, located
 from frontrunner.results.process_identity import acting_user
 from frontrunner.results.store import open_store
+from frontrunner.spaces.errors import NothingLegal
 from support.commands import warm_command_line
 
 COMMANDS = [name for section in SECTIONS.values() for name in section]
@@ -264,6 +266,35 @@ def test_a_recipe_that_was_only_simulated_is_not_profiled(folder: Path) -> None:
     assert "no recipe id begins with 'abcdefabcdef'" in error_of(unknown)
     assert unknown.returncode == 2
     assert sorted(entry.name for entry in folder.iterdir()) == before
+
+
+def test_a_launch_that_measured_nothing_is_no_success(folder: Path) -> None:
+    small = re.sub(r"(memory_gib_per_device) = .*", r"\1 = 0.0001", CAMPAIGN)
+    (folder / "c.toml").write_text(small + "[search]\nprune_infeasible = false\n")
+    finished = run("launch", "c.toml", cwd=folder)
+    assert "error: campaign c has no measured recipe" in finished.stderr
+    assert finished.returncode == NothingLegal.exit_code
+
+
+def test_a_replay_on_one_machine_refuses_a_number_of_restarts(folder: Path) -> None:
+    launched = run("launch", "c.toml", "--json", cwd=folder)
+    recipe = json.loads(launched.stdout)["best"][0]["recipe_id"]
+    options = ["--steps", "2", "--anyway", "--restarts", "1"]
+    finished = run("replay", recipe, *options, cwd=folder)
+    assert "--restarts = 1: expected no such option" in error_of(finished)
+    assert finished.returncode == 2
+
+
+def test_label_changes_what_it_is_given_and_nothing_else(folder: Path) -> None:
+    run("launch", "c.toml", cwd=folder)
+
+    def labels(*options: str) -> Any:
+        return json.loads(run("label", "c", *options, "--json", cwd=folder).stdout)
+
+    first = labels("--tag", "a", "--note", "why", "--hide")
+    assert first == {"tags": ["a"], "note": "why", "hidden": True}
+    assert labels("--untag", "a", "--tag", "b") == first | {"tags": ["b"]}
+    assert labels("--unhide") == {"tags": ["b"], "note": "why", "hidden": False} == labels()
 
 
 def test_resume_reports_a_changed_file_and_raises_the_budget(folder: Path) -> None:

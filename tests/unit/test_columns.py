@@ -11,9 +11,18 @@ from frontrunner.results.outcome import RecipeStats
 from frontrunner.results.pages import HistoryPage
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.results.records import USER, Event
+from frontrunner.results.status import Neighbor
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
-from frontrunner.views.columns import CHOICES, COLUMNS, Column, briefly, figures_in_words, used
+from frontrunner.views.columns import (
+    CHOICES,
+    COLUMNS,
+    Column,
+    against,
+    briefly,
+    figures_in_words,
+    used,
+)
 from frontrunner.views.history import noticed, print_history
 from frontrunner.views.results import print_ranking
 from frontrunner.views.terminal import Terminal, recorded, ruled_table
@@ -33,6 +42,15 @@ ROW = RankedRecipe(
     standing=STANDING,
     gap_percent=0.0,
 )  # fmt: skip
+
+
+def test_a_neighbor_is_faster_above_and_in_doubt_within_the_spread() -> None:
+    apart = Neighbor(
+        recipe_id="a" * 12, recipe=RECIPE, tokens_per_s=1.0, gap_percent=2.5, within_spread=False
+    )
+    told = [against(apart, "above"), against(apart, "below")]
+    assert told == ["2.5 % faster", "2.5 % slower"]
+    assert "could reverse" in against(replace(apart, within_spread=True), "below")
 
 
 def lines(width: int, rows: list[RankedRecipe], monkeypatch: pytest.MonkeyPatch) -> list[str]:

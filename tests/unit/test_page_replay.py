@@ -5,10 +5,13 @@ ended, and going on.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from fastapi.testclient import TestClient
 from frontrunner.config.settings import run_root
 from frontrunner.evaluators.probe.files import write_json
 from frontrunner.evaluators.probe.replay import ReplayStopped
+from frontrunner.server import child
 from frontrunner.server.drivers import STARTED, Replay, Replays, recording_end
 from frontrunner.server.requests import ReplayBody
 from frontrunner.spaces.errors import FrontrunnerError
@@ -62,6 +66,28 @@ def left(folder: Path, *events: Mapping[str, object], log: str = "", **started: 
         "".join(f"{json.dumps(event)}\n" for event in events), encoding="utf-8"
     )
     (folder / "replay.log").write_text(log, encoding="utf-8")
+
+
+def test_a_replay_s_process_is_known_by_its_file_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    while_running: list[Any] = []
+    path = tmp_path / "abc" / STARTED
+    body = {"recipe_id": "a", "root": str(tmp_path), "anyway": False, "steps": 40}
+    monkeypatch.setattr("sys.stdin", StringIO(json.dumps(body)))
+    monkeypatch.setattr(child.api, "show", lambda _: SimpleNamespace(recipe_id="abc"))
+    monkeypatch.setattr(child.Reporting, "report", lambda *_: None)
+    monkeypatch.setattr(
+        "frontrunner.recipe_actions.plan_replay",
+        lambda _, chosen, anyway: SimpleNamespace(folder=chosen.folder),
+    )
+    monkeypatch.setattr(
+        "frontrunner.evaluators.probe.replay.run",
+        lambda *_, **__: while_running.append(json.loads(path.read_text())),
+    )
+    assert child.main(["replay"]) == 0
+    [started] = while_running
+    assert (started["pid"], started["steps"]) == (os.getpid(), 40)
 
 
 def step(number: int, time_s: float) -> dict[str, object]:

@@ -27,6 +27,7 @@ from frontrunner.results.prior_results import REUSED, probes_made
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
+from frontrunner.server.drivers import Drivers
 from frontrunner.server.pages.campaigns import campaign_view, version
 from frontrunner.server.pages.planning import planned_campaign
 from frontrunner.spaces.document import recipe_id
@@ -552,6 +553,18 @@ def test_launch_check_reports_mistakes(client: TestClient) -> None:
         "[data]\npath='/etc/passwd'\n[model]\n[cluster]\n[problem]\n[space]\n"
     )
     assert client.post("/launch", json={"campaign": "[model"}).status_code == 422
+
+
+def test_launch_goes_to_the_page_of_its_campaign(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Drivers, "launch", lambda _, table: {"campaign": table["name"], "pid": 1})
+    text = (
+        "name = 'made'\n[model]\npreset = 'gpt2-small'\n[cluster]\npreset = 'dgx-h100'\n"
+        "[problem]\nsequence_length = 64\nglobal_batch = 8\n[space]\n"
+    )
+    started = client.post("/launch", json={"campaign": text})
+    assert (started.status_code, started.headers["hx-redirect"]) == (204, "/campaigns/made")
 
 
 def test_launch_check_reports_taken_names_and_empty_spaces(client: TestClient) -> None:

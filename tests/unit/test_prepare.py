@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from frontrunner.evaluators.text import documents
+from frontrunner.evaluators.text.documents import read_pieces
 from frontrunner.evaluators.text.prepare import (
     PrepareSettings,
     held_out_documents,
@@ -85,6 +86,17 @@ def test_the_same_text_is_the_same_file_whatever_its_form(lines: Path, tmp_path:
     assert again.description.sha256 == first.description.sha256
     other = prepare((lines,), settings(tmp_path / "e.bin", seed=1))
     assert other.description.sha256 != first.description.sha256
+
+
+def test_rows_of_parquet_are_read_in_equal_shares_of_their_file(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
+    path = tmp_path / "a.parquet"
+    write_table(pa.table({"text": TEXTS[:4]}), path)
+    size = path.stat().st_size
+    read = [piece.read_bytes for piece in read_pieces(path, text_key="text")]
+    assert read == [size // 4, size // 2, size * 3 // 4, size]
 
 
 def test_tokens_do_not_depend_on_how_text_is_batched(

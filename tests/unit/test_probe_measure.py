@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.probe.measure import measurement, nodes_used
+from frontrunner.evaluators.probe.measure import measurement, nodes_used, rates
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.problem import Problem
 from support.campaigns import spec_of, tiny, tiny_recipe
@@ -57,6 +57,37 @@ def test_full_recompute_counts_for_the_hardware_only() -> None:
     assert isinstance(again, Measurement)
     assert again.model_tflops_per_device == plain.model_tflops_per_device
     assert 1 < again.hardware_tflops_per_device / plain.hardware_tflops_per_device < 4 / 3
+
+
+def test_ranks_that_share_sequences_add_no_tokens() -> None:
+    shared = rates(tiny_recipe(context_parallel=2, accumulation=4), problem(), 0.25)
+    assert shared["tokens_per_s"] == 8 * 32 / 0.25
+
+
+def test_chunks_and_tiles_count_for_the_hardware_only() -> None:
+    def teraflops_more(**choices: Any) -> float:
+        plain, changed = (
+            rates(RECIPE, problem(), 0.25),
+            rates(replace(RECIPE, **choices), problem(), 0.25),
+        )
+        assert changed["model_tflops_per_device"] == plain["model_tflops_per_device"]
+        return changed["hardware_tflops_per_device"] - plain["hardware_tflops_per_device"]
+
+    model = problem().model
+    head = 2 * 64 * model.padded_vocabulary
+    assert teraflops_more(loss_chunks=2) == pytest.approx(head * 1024 / 2 / 1e12)
+    not_last = 2 * 2 * (model.ffn_matrices - 1) * 64 * model.ffn_hidden
+    assert teraflops_more(feed_forward_tiles=2) == pytest.approx(not_last * 1024 / 2 / 1e12)
+
+
+def test_use_of_8_bits_is_measured_against_their_own_peak() -> None:
+    cluster = {"peak_tflops": {"fp32": 0.1, "fp8": 0.4}}
+    both = spec_of(tiny(cluster=cluster)).problem
+    mfu = {fp8: rates(replace(RECIPE, fp8=fp8), both, 0.25)["mfu"] for fp8 in ("none", "rowwise")}
+    assert mfu["rowwise"] == pytest.approx(mfu["none"] / 4)
+    fast = result(step_times_s=[0.0004])
+    assert isinstance(measurement(fast, RECIPE, both, 0.0), Failure)
+    assert isinstance(measurement(fast, replace(RECIPE, fp8="rowwise"), both, 0.0), Measurement)
 
 
 def test_without_a_stated_peak_there_is_no_mfu() -> None:

@@ -198,3 +198,10 @@ def test_nodes_get_heartbeats_while_a_data_file_is_sent_to_others(
     holder._start(driver / STEP, 1)
     assert second.called.count("receive") == 10
     assert first.called.count("exchange") == 10
+    assert [step.nodes for step in holder._steps] == [[node] for node in holder._nodes]
+    waited: list[Any] = []
+    monkeypatch.setattr(ray_holder.ray, "wait", lambda ended, **_: waited.extend(ended))
+    monkeypatch.setattr(ray_holder.ray, "shutdown", lambda: waited.append("shut down"))
+    holder.close()
+    assert waited == ["under way", "under way", "shut down"], "no agent is cut off"
+    assert first.called[-1] == second.called[-1] == "close"

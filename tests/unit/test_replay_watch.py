@@ -188,6 +188,7 @@ class Nodes:
         self._folder, self._left, self._crashes = folder, list(seconds_left), crashes
         self.held: list[Held] = []
         self.given_back: list[Held] = []
+        self.closed_with: list[Held] = []
         self._step = Path()
 
     def __call__(self, *_: object) -> Nodes:
@@ -240,8 +241,8 @@ class Nodes:
     def give_back(self, allocation: Held) -> None:
         self.given_back.append(allocation)
 
-    def close(self, _: object) -> None:
-        pass
+    def close(self, placed: list[Placed]) -> None:
+        self.closed_with = [cast("Any", one.allocation) for one in placed]
 
 
 def on_nodes(
@@ -263,6 +264,7 @@ def test_ranks_that_were_stopped_before_a_walltime_go_on_in_another_allocation(
     chosen = on_nodes(tmp_path / "r", nodes, monkeypatch, restarts=0)
     assert replay.run(chosen, nodes.on_event).final_step == 30
     assert nodes.given_back == nodes.held[:2], "with less than a minute left, but no failures"
+    assert nodes.closed_with == nodes.held[2:]
 
 
 def test_ranks_that_are_stopped_in_the_driver_s_own_job_go_on_in_another_job(
@@ -289,3 +291,4 @@ def test_a_replay_is_given_up_after_so_many_restarts_without_a_new_checkpoint(
     assert given_up.value.exit_code == 1
     assert "the same command continues from the newest checkpoint" in str(given_up.value.hint)
     assert len(nodes.held) == 3
+    assert nodes.closed_with == nodes.held[2:], "no nodes are kept for a replay that is given up"

@@ -78,6 +78,13 @@ class TestSections:
                     table[section], sections[section], jsonschema.Draft202012Validator
                 )
 
+    def test_a_known_device_needs_no_more_than_how_many_a_node_has(
+        self, sections: dict[str, dict[str, Any]]
+    ) -> None:
+        given = {"device": "h100-80gb", "devices_per_node": 8}
+        parse_campaign(laptop(cluster=given), default_name="x", base=Path())
+        assert jsonschema.Draft202012Validator(sections["cluster"]).is_valid(given)
+
     @pytest.mark.parametrize(
         ("section", "given"),
         [

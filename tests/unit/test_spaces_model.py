@@ -162,6 +162,13 @@ def test_mtp_layer_has_a_projection_and_three_norms_besides() -> None:
     assert added == layer + 2 * SMALL.hidden * SMALL.hidden + 3 * SMALL.hidden
 
 
+def test_flops_of_an_mtp_layer_are_a_layer_s_its_projection_s_and_the_head_s() -> None:
+    added = replace(SMALL, mtp_layers=2).model_flops_per_token(32) - SMALL.model_flops_per_token(32)
+    projection = 2 * 2 * SMALL.hidden * SMALL.hidden
+    forward = SMALL.layer_flops_per_token(32) + projection + SMALL.head_flops_per_token()
+    assert added == 3 * 2 * forward
+
+
 def test_flops_of_attention_follow_the_heads_own_width() -> None:
     wide = replace(SMALL, head_width=4)  # twice hidden / heads
     more = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.cli.run import _raise_unless_done
+from frontrunner.cli.run import _printer, _raise_unless_done
 from frontrunner.results.outcome import Failure, FailureKind, ProbeEnding
 from frontrunner.results.ranking import best
 from frontrunner.results.states import CampaignState
@@ -47,6 +47,22 @@ def told(folder: Path, capsys: pytest.CaptureFixture[str], *outcomes: Failure) -
 
 def test_show_counts_an_attempt_s_node_time_as_other_commands_do() -> None:
     assert str(_detail(replace(DONE, node_seconds=7_200.0))).endswith("; 2 node-hours")
+
+
+def test_show_states_steps_in_milliseconds() -> None:
+    assert "250 500 ms" in str(_detail(measurement((0.25, 0.5), 1_000)))
+
+
+def test_replay_tells_a_loss_that_is_not_finite_from_one_that_is_not_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    say = _printer(3)
+    for loss in ({"loss": 5.25}, {"loss": None}, {}):
+        say({"event": "step", "step": 1, "time_s": 0.5} | loss)
+    say({"event": "checkpoint", "step": 3, "time_s": 0.123456})
+    said = [line.split() for line in capsys.readouterr().err.splitlines()]
+    assert [line[line.index("loss") + 1] for line in said[:3]] == ["5.2500", "not", "-"]
+    assert said[3] == ["checkpoint", "step", "3", "time_s", "0.1235"]
 
 
 def test_status_lists_lost_attempts_apart_from_failures(

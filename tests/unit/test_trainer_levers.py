@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,12 @@ from frontrunner.evaluators.analytic.memory import host_memory
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.trainer.job import Optimizer
 from frontrunner.evaluators.trainer.model import Gpt, mean_cross_entropy
-from frontrunner.evaluators.trainer.optimizer import NarrowStateOptimizer, build_optimizer
+from frontrunner.evaluators.trainer.optimizer import NarrowStateOptimizer, build_optimizer, clip
 from frontrunner.evaluators.trainer.rendezvous import rank_device
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.recipe import Recipe
 from support.analytic import A100, PROBLEM, work
-from support.trainer_runs import EXPERTS, small_job, small_model, small_recipe
+from support.trainer_runs import EXPERTS, small_model, small_recipe
 
 ADAMW = Optimizer(
     name="adamw",
@@ -33,6 +32,7 @@ ADAMW = Optimizer(
     beta2=0.95,
     momentum=0.9,
     gradient_clip_norm=None,
+    epsilon=1e-2,  # so large that it changes every update
 )
 
 
@@ -45,7 +45,7 @@ def _steps(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, *, count: 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_narrow_states_give_torchs_update_but_for_their_rounding(name: str) -> None:
-    options = ADAMW if name == "adamw" else small_job(Path("/run")).optimizer
+    options = replace(ADAMW, name=name)
     first = torch.randn(64, generator=torch.Generator().manual_seed(0))
     narrow, wide = nn.Parameter(first.clone()), nn.Parameter(first.clone())
 
@@ -67,12 +67,31 @@ def test_adamw_on_a_host_takes_one_pass_and_gives_torchs_plain_update() -> None:
     assert optimizer.defaults["fused"]
     _steps(optimizer, ours, count=10)
     _steps(
-        torch.optim.AdamW([plain], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1, foreach=False),
+        torch.optim.AdamW(
+            [plain], lr=1e-2, betas=(0.9, 0.95), eps=1e-2, weight_decay=0.1, foreach=False
+        ),
         plain,
         count=10,
     )
 
     torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-7)
+
+
+def test_sgd_gives_torchs_update_with_its_weight_decay() -> None:
+    ours, plain = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+    _steps(build_optimizer(replace(ADAMW, name="sgd"), [ours]), ours, count=3)
+    _steps(torch.optim.SGD([plain], lr=1e-2, momentum=0.9, weight_decay=0.1), plain, count=3)
+    torch.testing.assert_close(ours, plain)
+
+
+@pytest.mark.parametrize(("norm", "clipped"), [(0.5, 3.0), (2.0, 1.5)])
+def test_clipping_leaves_a_gradient_below_the_largest_norm_as_it_is(
+    norm: float, clipped: float
+) -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.full((2,), 3.0)
+    clip([parameter], norm=torch.tensor(norm), largest=1.0)
+    assert parameter.grad.tolist() == pytest.approx([clipped] * 2, rel=1e-5)
 
 
 def test_the_host_s_part_of_an_accelerator_s_step_has_the_rank_s_share_of_the_cores(

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
 from frontrunner.evaluators.trainer import model as model_module
+from frontrunner.evaluators.trainer import run, training_run
 from frontrunner.evaluators.trainer.data import (
     BYTE_VOCABULARY,
     END_OF_DOCUMENT,
@@ -39,7 +40,7 @@ from frontrunner.evaluators.trainer.model import (
 )
 from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
 from frontrunner.evaluators.trainer.run import ProgressLog, RunContext, StepOutcome, limit_memory
-from frontrunner.evaluators.trainer.torch_engine import multiply_in_8_bits
+from frontrunner.evaluators.trainer.torch_engine import TorchStepper, multiply_in_8_bits
 from frontrunner.evaluators.trainer.training_run import (
     COLUMNS,
     CsvMetrics,
@@ -49,7 +50,15 @@ from frontrunner.evaluators.trainer.training_run import (
 )
 from frontrunner.spaces.stages import rank_of_stage
 from support.campaigns import wait_for
-from support.trainer_runs import EXPERTS, look, small_job, small_model, small_recipe
+from support.trainer_runs import (
+    DEEPSEEK,
+    EXPERTS,
+    look,
+    run_job,
+    small_job,
+    small_model,
+    small_recipe,
+)
 
 SEQUENCE_LENGTH = 16
 
@@ -132,6 +141,19 @@ def test_evaluation_never_sees_training_tokens(tokens: TokenFile) -> None:
 
     assert int(trained.targets.max()) < 1900 <= int(held_out.inputs.min())
     assert int(held_out.targets.max()) <= 1999
+
+
+def test_a_stated_held_out_part_is_where_training_ends_and_evaluation_begins(
+    tmp_path: Path,
+) -> None:
+    np.arange(1000, dtype="<u2").tofile(tmp_path / "tokens")
+    tokens = TokenFile(
+        tmp_path / "tokens", dtype="uint16", sequence_length=8, seed=1, held_out_tokens=400
+    )
+    every = np.arange(20_000)
+    trained, held_out = (tokens.rows(1, every, 20_000, trains=trains) for trains in (True, False))
+    assert (trained.min(), trained.max()) == (0, 599)
+    assert (held_out.min(), held_out.max()) == (600, 999)
 
 
 def test_the_batches_of_one_file_are_those_of_earlier_versions(tokens: TokenFile) -> None:
@@ -427,25 +449,37 @@ def test_gradients_are_unscaled_in_place_and_overflow_is_found(bad: float, found
 
 
 class Ahead:
-    """As a stepper whose steps are over when they are waited for."""
+    """As a stepper whose steps are over when they are waited for.
+
+    Its clock says that a step takes 1 s to begin and 2 s to wait for.
+    """
 
     def __init__(self, runs_ahead: bool) -> None:
         self.runs_ahead, self.said = runs_ahead, list[str]()
         self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
 
     def begin(self, number: int) -> Callable[[], StepOutcome]:
         self.said.append(f"begin {number} at {self.optimizer.param_groups[0]['lr']:.2f}")
+        self.now += 1
 
         def finish() -> StepOutcome:
             self.said.append(f"end {number}")
+            self.now += 2
             return StepOutcome(loss=float(number), gradient_norm=None)
 
         return finish
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_training_runs_one_step_ahead_but_for_what_is_done_between_two(ahead: bool) -> None:
-    stepper = Ahead(ahead)
+def test_training_runs_one_step_ahead_but_for_what_is_done_between_two(
+    ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepper, spent_s = Ahead(ahead), list[float]()
+    monkeypatch.setattr(training_run, "time", stepper)
     train = Train(
         steps=4, warm_up_steps=4, final_learning_rate_fraction=0.1, evaluation_every_steps=0,
         evaluation_batches=0,
@@ -462,12 +496,38 @@ def test_training_runs_one_step_ahead_but_for_what_is_done_between_two(ahead: bo
     ):  # type: ignore[arg-type]
         stepper.said.append(f"told {number}")
         assert outcome.loss == number
-        assert seconds >= 0
+        spent_s.append(seconds)
+        if number == 3:
+            stepper.now += 50  # an evaluation, which is no part of a step
+    assert sum(spent_s) == 4 * (1 + 2), "no second counts twice"
     begins = [f"begin {number} at 0.{number}0" for number in range(1, 5)]
     ends = [[f"end {number}", f"told {number}"] for number in range(1, 5)]
     in_turn = [*begins[:2], *ends[0], begins[2], *ends[1], *ends[2], begins[3], *ends[3]]
     one_by_one = [word for begin, end in zip(begins, ends, strict=True) for word in (begin, *end)]
     assert (stepper.said, noted) == (in_turn if ahead else one_by_one, [1, 2, 3, 4])
+
+
+def test_a_timed_step_ends_with_its_device_s_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an accelerator a step has only begun when its last kernel was started."""
+    device, logged = Ahead(False), list[dict[str, Any]]()
+    monkeypatch.setattr(run, "time", device)
+    monkeypatch.setattr(
+        torch.accelerator, "synchronize", lambda _: setattr(device, "now", device.now + 7)
+    )
+    engine = SimpleNamespace(device=torch.device("cuda"), begin=lambda number: lambda: outcome)
+    outcome = StepOutcome(loss=1.0, gradient_norm=None)
+    context = RunContext(
+        job=small_job(tmp_path, recipe=small_recipe(data_parallel=2, context_parallel=2)),
+        rank=0,
+        stepper=SimpleNamespace(step=lambda number: TorchStepper.step(engine, number)),
+        log=SimpleNamespace(write=lambda event, **values: logged.append(values)),
+        build_time_s=0.0,
+    )  # type: ignore[arg-type]
+    assert context.timed_step(1) == (outcome, 7.0)
+    [values] = logged
+    assert (values["time_s"], values["tokens"]) == (7.0, 8 * 32), "of all replicas"
 
 
 def test_garbage_is_collected_every_50_steps(
@@ -482,6 +542,41 @@ def test_garbage_is_collected_every_50_steps(
         monkeypatch.setattr(gc, "collect", lambda at=number: collected.append(at))
         context.note_step(number, StepOutcome(loss=1.0, gradient_norm=None), 0.1)
     assert collected == [50, 100]
+
+
+def test_biases_move_towards_experts_with_fewer_tokens_than_the_mean() -> None:
+    balance = model_module.Balance(small_model(**DEEPSEEK))
+    balance.move(torch.tensor([9, 0, 2, 2, 2, 1, 0, 0]))
+    signs = [-1, 1, 0, 0, 0, 1, 1, 1]
+    assert balance.bias.tolist() == pytest.approx([0.05 * sign for sign in signs])
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
+def test_grouped_products_of_experts_are_those_of_one_expert_after_another(
+    activation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    shape = small_model(**EXPERTS, biases="all", activation=activation)
+    experts, given = model_module.Experts(shape), torch.randn(24, shape.hidden)
+    for parameter in experts.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    counts = torch.tensor([8, 0, 11, 5])
+
+    def found(is_grouped: bool) -> list[Tensor]:
+        monkeypatch.setattr(model_module, "has_grouped_products", lambda *_, **__: is_grouped)
+        rows = given.clone().requires_grad_()
+        out = experts(rows, counts)
+        return [out, *torch.autograd.grad(out.square().sum(), [rows, *experts.parameters()])]
+
+    for grouped, looped in zip(found(True), found(False), strict=True):
+        torch.testing.assert_close(grouped, looped, rtol=1e-5, atol=1e-5)
+
+
+def test_dealt_tokens_load_all_ranks_of_a_stage_alike(tmp_path: Path) -> None:
+    recipe = small_recipe(pipeline_parallel=2, schedule="1f1b", micro_batch_seqs=2)
+    model = small_model(**EXPERTS, routing="uniform")
+    told = run_job(small_job(tmp_path / "run", model=model, recipe=recipe))["telemetry"]
+    assert told["expert_imbalance"] == told["rank_imbalance"] == [1.0] * 5
 
 
 @pytest.mark.parametrize("experts", [0, 4])

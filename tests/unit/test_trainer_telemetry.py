@@ -134,7 +134,7 @@ def test_peaks_and_retries_are_those_of_steps(
     monkeypatch.setattr(telemetry, "allocator_settings", lambda: "expandable_segments:True")
     recorder = telemetry.Telemetry(torch.device("cuda", 0))
     recorder.built()
-    module.peak_bytes, module.retries = 700, 5
+    module.peak_bytes, module.retries = max(module.peak_bytes, 700), 5
     recorder.warmed_up()
     module.retries = 8
     found = recorder.describe()
@@ -154,6 +154,15 @@ def test_peaks_and_retries_are_those_of_steps(
     )
     assert "driver 580.82.07" in recorded["versions"]
     assert "cudnn None" not in recorded["versions"]
+
+
+def test_a_cpu_s_peak_is_the_largest_size_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nVmHWM:\t900 kB\nVmRSS:\t300 kB\n")
+    monkeypatch.setattr(telemetry, "_STATUS", status)
+    assert telemetry.own_memory(torch.device("cpu"))["peak_memory_bytes"] == 900 * 1024
 
 
 def test_a_device_that_states_nothing_fails_no_probe(
