@@ -29,7 +29,7 @@ from frontrunner.evaluators.cluster.settings import HIDDEN_LINES, DispatchSettin
 from frontrunner.evaluators.export.base import TrainingJob
 from frontrunner.evaluators.export.batch import SCHEDULERS, batch_script, campaign_script
 from frontrunner.evaluators.export.kubernetes import manifest
-from frontrunner.evaluators.export.reading import Given, is_harmless
+from frontrunner.evaluators.export.reading import Given, is_harmless, refuse_not_understood
 from frontrunner.evaluators.export.tools import TOOLS, tool_named
 from frontrunner.evaluators.probe.job import training_data
 from frontrunner.evaluators.registry import commands_of
@@ -420,6 +420,9 @@ def import_config(
         recipe = reader.read(spec.problem, given)
     reason, identity = why_illegal(recipe, spec.problem), recipe_id(spec.problem, recipe)
     left_out = reader.ignored(spec.problem, given, recipe)
+    if reason is None:
+        with naming(path):
+            refuse_not_understood({key: given.settings()[key][0] for key in left_out})
     return ImportedRecipe(
         recipe_id=identity,
         recipe=recipe,
