@@ -205,6 +205,8 @@ class MegatronLM(Tool):
     theta = "--rotary-base"
     epsilon = "--norm-epsilon"
     model_fields: ClassVar[frozenset[str] | None] = CORE_MODEL_FIELDS
+    lacks: ClassVar[tuple[str, ...]] = ("relu",)
+    """Activations without an option; `relu2` is --squared-relu."""
     expressed = frozenset({
         "virtual_stages", "schedule", "sharding", "recompute", "sequence_parallel",
         "optimizer_state",
@@ -278,6 +280,8 @@ class MegatronLM(Tool):
         return (
             (model.activation == "gelu_tanh" and model.biases != "all", "model-unsaid",
              f"{tool} computes activation gelu_tanh only with biases all, not {model.biases}"),
+            (model.activation in self.lacks, "model-unsaid",
+             f"{tool} has no option for activation {model.activation}"),
             (model.activation == "geglu", "model-unsaid",
              f"{tool} gates by the sigmoid form of GELU (--quick-geglu), not by the tanh form "
              f"of activation geglu"),
@@ -410,6 +414,7 @@ class MegatronLM(Tool):
             "--disable-bias-linear": model.biases != "all",
             "--no-bias-gelu-fusion": model.activation == "gelu",
             "--swiglu": model.activation == "swiglu",
+            "--squared-relu": model.activation == "relu2",
             "--untie-embeddings-and-output-weights": not model.tied_embeddings,
             f"--{problem.precision}": problem.precision != "fp32",
             **self.numbers(recipe),
@@ -614,12 +619,11 @@ class MegatronLM(Tool):
             )
         else:
             what = f"--swiglu is {'' if swiglu else 'not '}there"
-            is_gelu = model.activation in ("gelu", "gelu_tanh")
-            reading.refuse_other_default(
-                what,
-                "swiglu" if swiglu else model.activation if is_gelu else "gelu",
-                model.activation,
-            )
+            plain = model.activation if model.activation in ("gelu", "gelu_tanh") else "gelu"
+            stated = "swiglu" if swiglu else plain
+            if said.flag("--squared-relu"):
+                what, stated = "--squared-relu is there", "relu2"
+            reading.refuse_other_default(what, stated, model.activation)
         if not said.flag("--ffn-hidden-size") and not model.experts:
             width = int(4 * model.hidden * 2 / 3) // 64 * 64 if swiglu else 4 * model.hidden
             reading.refuse_other_default("--ffn-hidden-size is not there", width, model.ffn_hidden)
@@ -643,6 +647,7 @@ class MegatronDeepSpeed(MegatronLM):
     theta = "--rotary-position-embeddings-theta"
     epsilon = "--layernorm-epsilon"
     model_fields = MODEL_FIELDS - {"qk_norm", "rotary_scaling"}
+    lacks = ("relu", "relu2")
     of_zero = ("sharding", "offload", *deepspeed.ZERO_KEYS)
     expressed = frozenset({"schedule", "recompute", "sequence_parallel", *of_zero})
 

@@ -1009,3 +1009,14 @@ def test_moe_layer_freq_is_evaluated_as_megatron_does(said: str, dense: int) -> 
     for wrong in ("[1]*47", "[1]*24+[0]*24", "2", "[1]*99999999", "f()", "[1]*9**9"):
         with pytest.raises(InvalidInput, match="--moe-layer-freq"):
             _leading_dense(wrong, "--moe-layer-freq", 48)
+
+
+def test_squared_relu_is_said_where_the_tool_has_it_and_relu_is_refused() -> None:
+    squared = problem(activation="relu2")
+    text = TOOLS["megatron-lm"].render(squared, PLAIN, ())
+    assert "--squared-relu" in text
+    assert TOOLS["megatron-lm"].read(squared, Given(text=text)) == PLAIN
+    with pytest.raises(InvalidInput, match='--squared-relu is there, .* "relu2": .* has "swiglu"'):
+        TOOLS["megatron-lm"].read(PROBLEM, Given(text=text))
+    with pytest.raises(InvalidInput, match="has no option for activation relu"):
+        TOOLS["megatron-lm"].export(problem(activation="relu"), PLAIN)

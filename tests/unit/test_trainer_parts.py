@@ -28,7 +28,7 @@ from frontrunner.evaluators.trainer.data import (
 )
 from frontrunner.evaluators.trainer.job import Data, Train
 from frontrunner.evaluators.trainer.layout import stage_layers, stages_of_rank
-from frontrunner.evaluators.trainer.model import Gpt, Mixer, RotaryTable, initialize
+from frontrunner.evaluators.trainer.model import Gpt, Mixer, RotaryTable, activated, initialize
 from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
 from frontrunner.evaluators.trainer.run import ProgressLog, RunContext, StepOutcome, limit_memory
 from frontrunner.evaluators.trainer.torch_engine import multiply_in_8_bits
@@ -529,3 +529,9 @@ def test_metrics_for_weights_and_biases_are_kept_offline(
 
     wait_for(rows, 30)  # its process writes the file after the run has finished
     assert rows() == [("1", "0.1", False), ("2", "0.2", False)]
+
+
+def test_squared_relu_keeps_what_is_above_zero_and_squares_it() -> None:
+    up = torch.tensor([-2.0, 0.0, 3.0])
+    assert activated("relu", up, None).tolist() == [0.0, 0.0, 3.0]
+    assert activated("relu2", up, None).tolist() == [0.0, 0.0, 9.0]
