@@ -1016,7 +1016,7 @@ def test_squared_relu_is_said_where_the_tool_has_it_and_relu_is_refused() -> Non
     text = TOOLS["megatron-lm"].render(squared, PLAIN, ())
     assert "--squared-relu" in text
     assert TOOLS["megatron-lm"].read(squared, Given(text=text)) == PLAIN
-    with pytest.raises(InvalidInput, match='--squared-relu is there, .* "relu2": .* has "swiglu"'):
+    with pytest.raises(InvalidInput, match=r'--squared-relu is there, .* "relu2": .* has "swiglu"'):
         TOOLS["megatron-lm"].read(PROBLEM, Given(text=text))
     with pytest.raises(InvalidInput, match="has no option for activation relu"):
         TOOLS["megatron-lm"].export(problem(activation="relu"), PLAIN)
