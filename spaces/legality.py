@@ -739,10 +739,11 @@ having none.
 Megatron-LM at d98e8a64 sums tied embeddings over the first and last stage
 (megatron/core/models/common/language_module/language_module.py, line 253), shortens the warm-up
 where there are fewer micro-batches than stages (megatron/core/pipeline_parallel/schedules.py, line
-957), and passes keys and values between context ranks (--cp-comm-type p2p, the default). torchtitan
-at b5bcd76c warns of fewer micro-batches (torchtitan/distributed/pipeline_parallel.py, line 305),
-and checks degrees without experts' (torchtitan/distributed/parallel_dims.py). nanotron at 2411b022
-ties embeddings over stages (src/nanotron/models/llama.py, line 1143).
+957), and passes keys and values between context ranks (--cp-comm-type p2p, the default in
+megatron/training/arguments.py of core_v0.16.1, line 2341). torchtitan at b5bcd76c warns of fewer
+micro-batches (torchtitan/distributed/pipeline_parallel.py, line 305), and checks degrees without
+experts' (torchtitan/distributed/parallel_dims.py). nanotron at 2411b022 ties embeddings over stages
+(src/nanotron/models/llama.py, line 1143).
 """
 
 

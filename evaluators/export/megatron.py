@@ -369,6 +369,14 @@ class MegatronLM(Tool):
         said.refuse(REFUSED)
         self._refuse_other_model(problem, said)
         found = self._choices(problem, said)
+        heads = problem.model.heads // found.get("tensor_parallel", 1)
+        if said.text("--cp-comm-type", "p2p") == "a2a" and heads % found.get("context_parallel", 1):
+            raise bad_value(
+                "--cp-comm-type",
+                "a2a",
+                f"p2p: context ranks do not divide the {heads} heads of a tensor-parallel rank,"
+                " which a2a sends between them",
+            )
         types = {said.text(name, "fp32") for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")}
         if types not in ({"fp32"}, {"bf16"}):
             raise bad_value(

@@ -1020,3 +1020,10 @@ def test_squared_relu_is_said_where_the_tool_has_it_and_relu_is_refused() -> Non
         TOOLS["megatron-lm"].read(PROBLEM, Given(text=text))
     with pytest.raises(InvalidInput, match="has no option for activation relu"):
         TOOLS["megatron-lm"].export(problem(activation="relu"), PLAIN)
+
+
+def test_heads_are_cut_over_context_ranks_only_by_all_to_all() -> None:
+    text = "--bf16 --micro-batch-size 1 --global-batch-size 32 --context-parallel-size 16"
+    assert TOOLS["megatron-lm"].read(PROBLEM, Given(text=text)).context_parallel == 16
+    with pytest.raises(InvalidInput, match='--cp-comm-type = "a2a": expected p2p'):
+        TOOLS["megatron-lm"].read(PROBLEM, Given(text=f"{text} --cp-comm-type a2a"))
