@@ -218,7 +218,7 @@ def test_a_mixture_of_which_no_model_here_is_made_is_left_out(
 def test_row_of_nemotron_has_two_matrices_and_no_gate(tmp_path: Path, name: str) -> None:
     found = read(tmp_path, row(model=name)).problems[0].problem.model
     assert (found.activation, found.ffn_matrices, found.positions) == ("relu2", 2, "rotary")
-    assert not found.tied_embeddings
+    assert (found.norm, found.tied_embeddings) == ("layernorm", False)
     reason = "model nemotron_h_8b has layers without attention, which are not modeled"
     assert list(read(tmp_path, row(model="nemotron_h_8b")).left_out) == [reason]
 
