@@ -233,6 +233,9 @@ class CampaignSpec:
         ) is not None:
             software = replace(self.problem.software, code=code)
             object.__setattr__(self, "problem", replace(self.problem, software=software))
+        trainer = self.command.trainer if self.evaluator == "command" else None
+        if self.problem.trainer != trainer:
+            object.__setattr__(self, "problem", replace(self.problem, trainer=trainer))
         if self.evaluator == "table" and self.table.path is None:
             raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
         if self.evaluator == "command" and not self.command.arguments:

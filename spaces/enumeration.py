@@ -21,9 +21,9 @@ from frontrunner.spaces.columns import FIELDS, Codes, Column, Places, RecipeColu
 from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.legality import (
     ENGINE_RULES,
-    IN_FRAME_RULES,
     Reason,
     Rules,
+    rules_of,
     why_illegal,
     why_no_frame,
 )
@@ -300,9 +300,9 @@ class _Walk:
         """Return the first reason against each recipe, or None."""
         found = np.full(len(recipes), None, dtype=object)
         engines = recipes.each(attrgetter("engine"))
-        for engine, rules in ENGINE_RULES.items():
+        for engine in ENGINE_RULES:
             left = np.flatnonzero(engines == engine)
-            for rule in (*IN_FRAME_RULES, *rules):
+            for rule in rules_of(engine, self._problem.trainer):
                 if not len(left):
                     break
                 reasons = recipes.take(left).each(partial(_first, rule, self._problem))

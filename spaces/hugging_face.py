@@ -23,6 +23,8 @@ Table = dict[str, Any]
 ACTIVATIONS = {
     "gelu": "gelu",
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh"),
+    "relu": "relu",
+    "relu2": "relu2",
 }
 _COMMON = {
     "layers": "num_hidden_layers",
@@ -215,7 +217,7 @@ ARCHITECTURES = {
             "mlp_bias": False,
             "scoring_func": "softmax",
         }
-        | {"moe_layer_freq": 1, "norm_topk_prob": False, "rms_norm_eps": 1e-6},
+        | {"moe_layer_freq": 1, "norm_topk_prob": False},
     ),
     "deepseek_v3": Architecture(
         names=_LATENT
@@ -249,7 +251,7 @@ ARCHITECTURES = {
             "scoring_func": "sigmoid",
             "topk_method": "noaux_tc",
         }
-        | {"moe_layer_freq": 1, "rms_norm_eps": 1e-6},
+        | {"moe_layer_freq": 1},
     ),
     "phi3": Architecture(
         defaults=_EPSILON | {"rms_norm_eps": 1e-5, "sliding_window": None},
@@ -349,6 +351,10 @@ ARCHITECTURES = {
     ),
 }
 """Of `transformers`, whose classes' defaults these are."""
+OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
+"""Types whose published models name another type's class in `architectures`."""
+LATENT_EPSILON = 1e-6
+"""Epsilon of the norms of latent vectors in `transformers`, whatever `rms_norm_eps` is."""
 NEEDED = ("layers", "hidden", "heads", "vocabulary", "ffn_hidden")
 _ROTARY_SCALING = {
     "linear": {"factor": "factor"},
@@ -374,7 +380,8 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
     """Return the keys of [model] for a configuration; raises `InvalidInput` for one that is not
     modeled.
     """
-    kind = config.get("model_type")
+    kind = OTHER_NAMES.get(str(config.get("model_type")), config.get("model_type"))
+    config = {**config, "model_type": kind}
     if kind == "gemma3" and isinstance(
         text := config.get("text_config"), dict
     ):  # without the part for images
@@ -386,7 +393,8 @@ def model_of_config(config: Mapping[str, Any]) -> Table:
             "model_type",
             kind,
             "an architecture that is modeled",
-            hint=f"known: {', '.join(ARCHITECTURES)}",
+            hint=f"known: {', '.join(ARCHITECTURES)}; keys of [model] can state the shape of any"
+            " other, as layers, hidden, heads, ffn_hidden",
         )
     architecture = ARCHITECTURES[kind]
     later_names = {
@@ -499,6 +507,8 @@ def config_of_model(model: Model, *, positions: int) -> Table:
         except ValueError:  # that architecture has no such value
             continue
         first, second = _function(wanted), _function(read)
+        if read.key_value_rank is not None:
+            second["norm_epsilon"] = LATENT_EPSILON
         differing[kind] = {key: second[key] for key in first if first[key] != second[key]}
         if not differing[kind]:
             return config

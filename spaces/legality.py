@@ -66,12 +66,13 @@ def why_no_frame(recipe: Recipe, problem: Problem) -> Reason | None:
     """Return the first reason in degrees, devices, schedule and batch alone: one for all points
     that share these.
     """
-    return next(itertools.starmap(Reason, _frame(recipe, problem)), None)
+    frame = _frame if problem.trainer is None else _for_others(_frame)
+    return next(itertools.starmap(Reason, frame(recipe, problem)), None)
 
 
 def why_illegal_in_frame(recipe: Recipe, problem: Problem) -> Reason | None:
     """Return the first of the other reasons."""
-    rules = (*IN_FRAME_RULES, *ENGINE_RULES[recipe.engine])
+    rules = rules_of(recipe.engine, problem.trainer)
     return next((Reason(*found) for of_kind in rules for found in of_kind(recipe, problem)), None)
 
 
@@ -315,12 +316,16 @@ def _torch_pipeline(recipe: Recipe, _: Problem) -> Refusals:
     if name not in ("none", "gpipe") and batches < needed:
         yield (
             "micro-batches",
-            f"{batches} micro-batches; {name} over {stages} stages needs {needed}",
+            f"{_micro_batches(batches)}; {name} over {stages} stages needs {needed}",
         )
     rounds = max(1, batches // ranks)
     if name in INTERLEAVED_SCHEDULES and batches % rounds:  # raises when torch builds the schedule
         how = f"runs {batches} micro-batches in {rounds} rounds, which does not divide them"
         yield "interleaved-rounds", f"{name} over {ranks} ranks {how}"
+
+
+def _micro_batches(count: int) -> str:
+    return f"{count} micro-batch" if count == 1 else f"{count} micro-batches"
 
 
 def _quantized(recipe: Recipe, problem: Problem) -> Refusals:
@@ -700,8 +705,118 @@ ENGINE_RULES: dict[str, tuple[Rules, ...]] = {
 }
 
 
+BUILT_IN_CODES = frozenset({
+    "compile-recompute-tensor", "context-parallel-heads", "deepspeed-bf16", "deepspeed-kv-heads",
+    "deepspeed-qk-norm", "deepspeed-selective-tensor", "deepspeed-sequence-parallel",
+    "deepspeed-sinks", "experts-biases", "experts-compile", "experts-engine", "experts-offload",
+    "experts-sharding", "experts-tensor", "latent-engine", "micro-batches", "precision-fp16",
+    "tied-pipeline",
+})  # fmt: skip
+"""Rules of the built-in trainer's own code: another trainer has its own."""
+
+
+def _titan(recipe: Recipe, problem: Problem) -> Refusals:
+    """Tied embeddings need one stage: torchtitan/models/common/decoder.py, line 168, of
+    pytorch/torchtitan at b5bcd76c.
+    """
+    if problem.model.tied_embeddings and recipe.pipeline_parallel > 1:
+        yield "tied-pipeline", "torchtitan has no tied embeddings with pipeline_parallel > 1"
+
+
+def _nanotron(recipe: Recipe, problem: Problem) -> Refusals:
+    """A rank of 1F1B starts as many micro-batches as stages follow it
+    (src/nanotron/parallel/pipeline_parallel/engine.py, line 252), and kv heads are not repeated
+    (src/nanotron/config/config.py, line 543; huggingface/nanotron at 2411b022).
+    """
+    needed, batches = recipe.pipeline_parallel - 1, recipe.accumulation
+    if recipe.schedule == "1f1b" and batches < needed:
+        text = f"{_micro_batches(batches)}; nanotron's 1f1b over {needed + 1} stages needs {needed}"
+        yield "micro-batches", text
+    if problem.model.kv_heads < recipe.tensor_parallel:
+        yield (
+            "kv-heads",
+            (
+                f"nanotron needs tensor_parallel of at most kv_heads {problem.model.kv_heads}, not"
+                f" {recipe.tensor_parallel}"
+            ),
+        )
+
+
+def _megatron(recipe: Recipe, problem: Problem) -> Refusals:
+    """With experts tensor parallelism needs sequence parallelism:
+    megatron/core/transformer/moe/moe_layer.py, line 636, of NVIDIA/Megatron-LM at d98e8a64.
+    """
+    if problem.model.experts and recipe.tensor_parallel > 1 and not recipe.sequence_parallel:
+        yield (
+            "experts-tensor",
+            (
+                f"Megatron-LM trains experts with tensor_parallel {recipe.tensor_parallel} only"
+                " with sequence_parallel"
+            ),
+        )
+
+
+TRAINER_RULES: dict[str, tuple[Rules, ...]] = {
+    "megatron-lm": (_megatron,),
+    "nemo": (_megatron,),  # which trains by Megatron core
+    "torchtitan": (_titan,),
+    "nanotron": (_nanotron,),
+}
+_CORE = frozenset({"context-parallel-heads", "experts-tensor", "micro-batches", "tied-pipeline"})
+SETTLED: dict[str, frozenset[str]] = {
+    "megatron-lm": _CORE,
+    "nemo": _CORE,
+    "torchtitan": frozenset({"experts-tensor", "micro-batches", "tied-pipeline"}),
+    "nanotron": frozenset({"micro-batches", "tied-pipeline"}),
+}
+"""Rules of the built-in trainer that a trainer's source settles, by one of `TRAINER_RULES` or by
+having none.
+
+Megatron-LM at d98e8a64 sums tied embeddings over the first and last stage
+(megatron/core/models/common/language_module/language_module.py, line 253), shortens the warm-up
+where there are fewer micro-batches than stages (megatron/core/pipeline_parallel/schedules.py, line
+957), and passes keys and values between context ranks (--cp-comm-type p2p, the default in
+megatron/training/arguments.py of core_v0.16.1, line 2341). torchtitan at b5bcd76c warns of fewer
+micro-batches (torchtitan/distributed/pipeline_parallel.py, line 305), and checks degrees without
+experts' (torchtitan/distributed/parallel_dims.py). nanotron at 2411b022 ties embeddings over stages
+(src/nanotron/models/llama.py, line 1143).
+"""
+
+
+def _for_others(rule: Rules) -> Rules:
+    """Return a rule without what the built-in trainer's own code needs."""
+
+    def reasons(recipe: Recipe, problem: Problem) -> Refusals:
+        return (found for found in rule(recipe, problem) if found[0] not in BUILT_IN_CODES)
+
+    return reasons
+
+
+def rules_of(engine: str, trainer: str | None) -> tuple[Rules, ...]:
+    """Return the rules behind those of the frame: of an engine of the built-in trainer, or of
+    another one.
+    """
+    rules = (*IN_FRAME_RULES, *ENGINE_RULES[engine])
+    if trainer is None:
+        return rules
+    return (*map(_for_others, rules), *TRAINER_RULES.get(trainer, ()))
+
+
+def _unsettled(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
+    """Yield what the built-in trainer refuses, and of which the problem's trainer is not known."""
+    if problem.trainer is None:
+        return
+    settled = SETTLED.get(problem.trainer, frozenset())
+    for rule in (_frame, *IN_FRAME_RULES, *ENGINE_RULES[recipe.engine]):
+        for code, text in rule(recipe, problem):
+            if code in BUILT_IN_CODES - settled:
+                known = f"whether {problem.trainer} runs it is not known"
+                yield Reason("trainer-unknown", f"the built-in trainer would not: {text}; {known}")
+
+
 def marks(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
     """Yield what a reader should know about a legal recipe: unusual, allowed, and often slow."""
+    yield from _unsettled(recipe, problem)
     model, devices, per_node = (
         problem.model,
         problem.cluster.devices,

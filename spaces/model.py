@@ -20,7 +20,7 @@ MOST = 10_000
 """Layers, and experts of one."""
 POSITIONS = ("rotary", "learned")
 ROTARY_SCALINGS = ("llama3", "yarn", "linear")
-ACTIVATIONS = ("gelu", "gelu_tanh", "swiglu", "swiglu_clamped", "geglu")
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "relu2", "swiglu", "swiglu_clamped", "geglu")
 GATED = ("swiglu", "swiglu_clamped", "geglu")
 WORDS = {
     "positions": POSITIONS,
@@ -139,8 +139,9 @@ class Model:
     `llama3`, which is Llama 3.1's, `yarn` or `linear`.
     """
     activation: str = "gelu"
-    """`gelu` or its approximation `gelu_tanh` (two matrices); or one that gates (three): `swiglu`,
-    gpt-oss's `swiglu_clamped` or `geglu`, by `gelu_tanh` (Gemma).
+    """`gelu` or its approximation `gelu_tanh`, `relu`, or `relu2`, its square (Nemotron), of two
+    matrices; or one that gates (three): `swiglu`, gpt-oss's `swiglu_clamped` or `geglu`, by
+    `gelu_tanh` (Gemma).
     """
     norm: str = "layernorm"
     """`layernorm` or `rmsnorm`."""
@@ -509,7 +510,7 @@ class Model:
 
     @property
     def ffn_matrices(self) -> int:
-        """2 for either GELU (up, down), 3 for what gates (gate, up, down)."""
+        """2 for GELU and ReLU (up, down), 3 for what gates (gate, up, down)."""
         return 3 if self.activation in GATED else 2
 
     def of_layers(self, layers: int) -> Model:

@@ -150,6 +150,7 @@ class Problem:
     `tolerance` is how far recipes may differ in their results: by `rounding`, or by messages and
     factors of products that are `quantized` too. `software` is for estimates alone: problems that
     differ in it are equal, as are those that differ in `billion_tokens`, of the whole training.
+    `trainer` is the ready-made trainer whose rules say which recipes are legal; None: the built-in.
     """
 
     model: Model
@@ -160,6 +161,7 @@ class Problem:
     tolerance: str = "rounding"
     software: SoftwareSettings = field(default=SoftwareSettings(), compare=False)
     billion_tokens: float | None = field(default=None, compare=False)
+    trainer: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         require_at_least("problem", 2, sequence_length=self.sequence_length)

@@ -17,6 +17,7 @@ are those of the Bridge recipe.
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
@@ -178,8 +179,7 @@ BRIDGE_RECIPES = {
 """The recipes of `megatron.bridge.recipes` in Megatron-Bridge 0.3.1, without `_pretrain_config`, by
 our presets.
 """
-_LEADING_DENSE = re.compile(r"\(?\[0\](?:\*([0-9]{1,5}))?\+\[1\](?:\*[0-9]{1,5})?\)?")
-_LAYER_KINDS = re.compile(r"\[[01](?:, ?[01]){0,9999}\]")
+_PATTERN = re.compile(r"[\[\]()0-9,+* ]{1,20000}")
 _REPEATED_GROUP = re.compile(r"\(([^()]*)\)\*([0-9]{1,5})")
 _REPEATED = re.compile(r"(.)\*([0-9]{1,5})")
 
@@ -205,6 +205,8 @@ class MegatronLM(Tool):
     theta = "--rotary-base"
     epsilon = "--norm-epsilon"
     model_fields: ClassVar[frozenset[str] | None] = CORE_MODEL_FIELDS
+    lacks: ClassVar[tuple[str, ...]] = ("relu",)
+    """Activations without an option; `relu2` is --squared-relu."""
     expressed = frozenset({
         "virtual_stages", "schedule", "sharding", "recompute", "sequence_parallel",
         "optimizer_state",
@@ -278,6 +280,8 @@ class MegatronLM(Tool):
         return (
             (model.activation == "gelu_tanh" and model.biases != "all", "model-unsaid",
              f"{tool} computes activation gelu_tanh only with biases all, not {model.biases}"),
+            (model.activation in self.lacks, "model-unsaid",
+             f"{tool} has no option for activation {model.activation}"),
             (model.activation == "geglu", "model-unsaid",
              f"{tool} gates by the sigmoid form of GELU (--quick-geglu), not by the tanh form "
              f"of activation geglu"),
@@ -365,6 +369,14 @@ class MegatronLM(Tool):
         said.refuse(REFUSED)
         self._refuse_other_model(problem, said)
         found = self._choices(problem, said)
+        heads = problem.model.heads // found.get("tensor_parallel", 1)
+        if said.text("--cp-comm-type", "p2p") == "a2a" and heads % found.get("context_parallel", 1):
+            raise bad_value(
+                "--cp-comm-type",
+                "a2a",
+                f"p2p: context ranks do not divide the {heads} heads of a tensor-parallel rank,"
+                " which a2a sends between them",
+            )
         types = {said.text(name, "fp32") for name in ("--exp-avg-dtype", "--exp-avg-sq-dtype")}
         if types not in ({"fp32"}, {"bf16"}):
             raise bad_value(
@@ -410,6 +422,7 @@ class MegatronLM(Tool):
             "--disable-bias-linear": model.biases != "all",
             "--no-bias-gelu-fusion": model.activation == "gelu",
             "--swiglu": model.activation == "swiglu",
+            "--squared-relu": model.activation == "relu2",
             "--untie-embeddings-and-output-weights": not model.tied_embeddings,
             f"--{problem.precision}": problem.precision != "fp32",
             **self.numbers(recipe),
@@ -560,12 +573,16 @@ class MegatronLM(Tool):
             found = said.get(key(name), default if is_whole else None)
             if name == "window-size" and found is not None:
                 found = "(" + str(found).strip("()[]").replace(" ", "") + ")"
+            if name == "window-attn-skip-freq" and isinstance(found, str):
+                found = _full_attention_every(found, key(name), model.layers)
             if isinstance(value, float) and found is not None:
                 found = float(said.text(key(name))) if isinstance(found, str) else found
             if found is not None or is_whole:
                 reading.refuse_other_problem({key(name): (found or 0, value or 0)})
         dense = _leading_dense(
-            said.get(key("moe-layer-freq"), 1 if is_whole else None), key("moe-layer-freq")
+            said.get(key("moe-layer-freq"), 1 if is_whole and model.experts else None),
+            key("moe-layer-freq"),
+            model.layers,
         )
         reading.refuse_other_problem(
             {f"leading dense layers of {key('moe-layer-freq')}": (dense, model.dense_layers)}
@@ -610,12 +627,11 @@ class MegatronLM(Tool):
             )
         else:
             what = f"--swiglu is {'' if swiglu else 'not '}there"
-            is_gelu = model.activation in ("gelu", "gelu_tanh")
-            reading.refuse_other_default(
-                what,
-                "swiglu" if swiglu else model.activation if is_gelu else "gelu",
-                model.activation,
-            )
+            plain = model.activation if model.activation in ("gelu", "gelu_tanh") else "gelu"
+            stated = "swiglu" if swiglu else plain
+            if said.flag("--squared-relu"):
+                what, stated = "--squared-relu is there", "relu2"
+            reading.refuse_other_default(what, stated, model.activation)
         if not said.flag("--ffn-hidden-size") and not model.experts:
             width = int(4 * model.hidden * 2 / 3) // 64 * 64 if swiglu else 4 * model.hidden
             reading.refuse_other_default("--ffn-hidden-size is not there", width, model.ffn_hidden)
@@ -639,6 +655,7 @@ class MegatronDeepSpeed(MegatronLM):
     theta = "--rotary-position-embeddings-theta"
     epsilon = "--layernorm-epsilon"
     model_fields = MODEL_FIELDS - {"qk_norm", "rotary_scaling"}
+    lacks = ("relu", "relu2")
     of_zero = ("sharding", "offload", *deepspeed.ZERO_KEYS)
     expressed = frozenset({"schedule", "recompute", "sequence_parallel", *of_zero})
 
@@ -966,20 +983,76 @@ def _rotary_percent(model: Model) -> float:
     return model.rotary_width / model.head_dim
 
 
-def _leading_dense(value: object, key: str) -> int | None:
+def _layer_pattern(value: object, key: str) -> list[int] | int:
+    """Return a number, or the list that an expression makes, of which Megatron-LM evaluates digits,
+    brackets, `+`, `*` and commas (`moe_freq_type` and `_eval_pattern` of
+    megatron/training/arguments.py at d98e8a64).
+    """
+    if isinstance(value, int | list):
+        return value
+    text = str(value).strip("\"' ")
+    if not _PATTERN.fullmatch(text):
+        raise bad_value(key, value, "a number, or a list of 0 and 1, as [0]*3+[1]*58")
+    try:
+        found = _evaluated(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        found = None
+    if isinstance(found, int) or (isinstance(found, list) and found):
+        return found
+    raise bad_value(key, value, "a number, or a list of 0 and 1, as [0]*3+[1]*58")
+
+
+def _evaluated(node: ast.expr) -> Any:
+    match node:
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            return [_evaluated(part) for part in parts]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            found = _evaluated(left) + _evaluated(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            sides = (_evaluated(left), _evaluated(right))
+            size = math.prod(len(side) if isinstance(side, list) else side for side in sides)
+            if size > MAX_STAGES:
+                raise ValueError
+            found = sides[0] * sides[1]
+        case _:
+            raise ValueError
+    return found
+
+
+def _full_attention_every(value: object, key: str, layers: int) -> int:
+    """Return of how many layers the last has no window, as `--window-attn-skip-freq` says: a
+    number, or a list with 0 for each such layer (`is_layer_window_attention` of
+    megatron/core/transformer/utils.py at d98e8a64).
+    """
+    windowed = _layer_pattern(value, key)
+    if isinstance(windowed, int):
+        return windowed
+    every = windowed.index(0) + 1 if 0 in windowed else 0
+    if windowed != [int(not every or (layer + 1) % every != 0) for layer in range(layers)]:
+        raise bad_value(key, value, f"the window in all of the {layers} layers but each n-th one")
+    return every
+
+
+def _leading_dense(value: object, key: str, layers: int) -> int | None:
     """Return the leading layers without experts that `--moe-layer-freq` describes, None where it is
     missing.
+
+    A number n gives experts to every n-th layer from the first on.
     """
-    if value is None or value == 1:
-        return None if value is None else 0
-    if isinstance(value, str) and _LAYER_KINDS.fullmatch(value):
-        value = [int(kind) for kind in re.findall("[01]", value)]
-    kinds = list(value) if isinstance(value, list) else None
-    if kinds is not None and kinds == sorted(kinds) and set(kinds) <= {0, 1}:
-        return kinds.count(0)
-    if isinstance(value, str) and (found := _LEADING_DENSE.fullmatch(value)):
-        return int(found[1] or 1)
-    raise bad_value(key, value, "leading layers without experts, as [0]*3+[1]*58")
+    if value is None:
+        return None
+    kinds = _layer_pattern(value, key)
+    if isinstance(kinds, int):
+        if kinds < 1:
+            raise bad_value(key, value, "at least 1")
+        kinds = [int(layer % kinds == 0) for layer in range(layers)]
+    if not set(kinds) <= {0, 1} or len(kinds) != layers:
+        raise bad_value(key, value, f"one 0 or 1 for each of the {layers} layers")
+    if kinds != sorted(kinds):
+        raise bad_value(key, value, "leading layers without experts, as [0]*3+[1]*58")
+    return kinds.count(0)
 
 
 def _rotary_scaling(model: Model) -> dict[str, object]:

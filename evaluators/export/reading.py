@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from frontrunner.evaluators.export.shell import Undecided, read_script
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, shown, shown_key
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -18,8 +19,6 @@ from frontrunner.spaces.sharding import Sharding
 
 T = TypeVar("T", bound="Table")
 MAX_CHARACTERS = 256 * 1024
-MAX_VARIABLE_CHARACTERS = 200
-"""Scripts that repeat variables within one another could grow without end."""
 STATED = tuple(f.name for f in fields(Recipe) if f.name not in ("layers_per_stage", "custom"))
 """What the user may state for a configuration that leaves it out; sharding by its name."""
 OTHER_PROBLEM = (
@@ -38,17 +37,15 @@ too; assumed.
 COSTLY = re.compile(
     r"\b(activations?|dtype|bf16|fp16|fp32|fused|fusion|offload|overlap|recompute)\b"
 )
-_ASSIGNMENT = re.compile(
-    r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(\"[^\"$`]*\"|'[^']*'|[^\s;()\"'$`]*)\s*(?:#.*)?"
+DECISIVE = re.compile(
+    r"recompute|offload|activation.?checkpoint|checkpoint.?activations|gradient.?checkpointing"
+    r"|cpu.?checkpoint|partition.?activations|shard(ed|ing|s)?(?!-state)|fp4|fp8|float8|quantiz"
+    r"|(?<!router-)dtype|precision|parallel.*(size|degree|ranks)|zero.?stage"
 )
-_OPTIONS = re.compile(r"(?<!\S)[A-Za-z_][A-Za-z0-9_]*\+?=(?=[\"'(]|--)")
-"""A variable that is assigned options in quotes; the look-behind keeps a search through a long word
-short.
+"""Names of settings of recompute, sharding, precision, parallel degrees and offload, in the last
+part of their path: without them a recipe would be another one.
 """
-_QUOTES_AND_COMMENT = re.compile(r"[\"']|(?:^|\s)#.*")
-_VARIABLE = re.compile(
-    r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?::?-([^}$`]*))?\}|([A-Za-z_][A-Za-z0-9_]*))"
-)
+OFF = (None, False, 0, 1, -1, "", "0", "1", "-1", "none", "no", "false", "False", "disabled")
 _HEREDOC = re.compile(r"cat > (\S+) <<'?(\w+)'?")
 
 
@@ -101,6 +98,19 @@ def is_harmless(setting: str) -> bool:
     """Return whether a setting changes neither speed nor memory, by the words of its name."""
     name = setting.lower().replace("_", "-")
     return HARMLESS.search(name) is not None and COSTLY.search(name) is None
+
+
+def refuse_not_understood(settings: Mapping[str, Any]) -> None:
+    """Raise `InvalidInput` for the first of the settings that were not read which makes another
+    recipe.
+    """
+    for key, value in settings.items():
+        name = key.rpartition(".")[2].lower().replace("_", "-")
+        if DECISIVE.search(name) and not (isinstance(value, str | int) and value in OFF):
+            raise InvalidInput(
+                f"{key} = {shown(value)} is not understood, and changes speed or memory",
+                hint="if your run does not need it, leave it out of a copy of the file",
+            )
 
 
 @dataclass(frozen=True)
@@ -177,10 +187,15 @@ class Table:
                 raise InvalidInput(f"{key} = {shown(value)}: no recipe of ours has {what}")
 
 
+@dataclass(frozen=True)
 class Options(Table):
     """Command-line options, `--name` -> the word that follows it, or True; names have dashes for
     underscores.
+
+    `variables` are those of the script; one that is set for a single command has a `=` after it.
     """
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return an option's word, or the whole number that it is; the default where it is not
@@ -188,6 +203,8 @@ class Options(Table):
         """
         self.seen.add(key := key.replace("_", "-"))
         value = self.values.get(key, default)
+        if isinstance(value, Undecided):
+            raise value.refuse(key)
         is_number = (
             isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) <= 10
         )
@@ -281,33 +298,11 @@ def split_files(text: str) -> tuple[list[str], dict[str, str]]:
 
 
 def read_options(text: str) -> Options:
-    """Return the options of a launch script or argument file, its plain variables filled in; the
-    last of repeated.
+    """Return the options of a launch script or argument file, its known variables filled in; the
+    last of repeated ones.
     """
-    variables: dict[str, str] = {}
-    found: dict[str, str | bool] = {}
-    name: str | None = None
-
-    def value_of(match: re.Match[str]) -> str:
-        known = variables.get(match[1] or match[3])
-        return match[0] if known is None and match[2] is None else (known or match[2] or "")
-
-    for written in "\n".join(split_files(text)[0]).replace("\\\n", " ").split("\n"):
-        line = _VARIABLE.sub(value_of, written)
-        if assignment := _ASSIGNMENT.fullmatch(line):
-            value = assignment[2].strip("\"'")
-            variables.pop(assignment[1], None)
-            if len(value) <= MAX_VARIABLE_CHARACTERS:
-                variables[assignment[1]] = value
-        for written_word in _QUOTES_AND_COMMENT.sub("", _OPTIONS.sub("", line, count=1)).split():
-            word = written_word.removeprefix("(").removesuffix(")")
-            key, equals, value = word.partition("=")
-            if word.startswith("--") and len(word) > 2:
-                name = key.replace("_", "-")
-                found[name] = value if equals else True
-            elif word and name is not None and found[name] is True:
-                found[name] = word
-    return Options(found)
+    script = read_script("\n".join(split_files(text)[0]))
+    return Options(script.options, variables=script.variables)
 
 
 def refuse_other_problem(said: Mapping[str, tuple[object, object]], says: str = " = ") -> None:
@@ -342,6 +337,7 @@ def recipe_of(
 
     `found` may hold `sharding` as a name and, where accumulation is not known, `global_batch_seqs`.
     """
+    _require_recognized(given)
     choices = {key: value for key, value in found.items() if value is not None}
     for key, value in given.stated.items():
         if choices.setdefault(key, value) != value:
@@ -364,6 +360,19 @@ def recipe_of(
     if not isinstance(sharding, Sharding):
         sharding = Sharding.named(sharding, frame.copies)
     return Recipe(**{**choices, "sharding": sharding})
+
+
+def _require_recognized(given: Given) -> None:
+    """Raise `InvalidInput` where no setting was recognized, or one is not known."""
+    settings = given.settings()
+    if not any(is_read for _, is_read in settings.values()):
+        raise InvalidInput(
+            "no setting of this tool was recognized in the file",
+            hint="check --from, and that the file is a configuration or launch script of that tool",
+        )
+    for key, (value, _) in settings.items():
+        if isinstance(value, Undecided) and not is_harmless(key):
+            raise value.refuse(key)
 
 
 def _accumulation(frame: Recipe, batch: int, said: int | None) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import itertools
 import json
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -36,7 +37,7 @@ from frontrunner.evaluators.export.reading import (
     refuse_other_problem,
     split_files,
 )
-from frontrunner.spaces.errors import InvalidInput, bad_value, shown_key
+from frontrunner.spaces.errors import InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.model import Model, RotaryScaling
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, RECOMPUTES, Recipe
@@ -104,8 +105,31 @@ ours are.
 """
 REFUSED = {
     "--model.converters": "converted layers, as of 8-bit arithmetic",
+    "--parallelism.pipeline-parallel-split-points": "stages that are cut at named layers",
+    "--parallelism.pipeline-parallel-schedule-csv": "a schedule from a file",
+    "--parallelism.pipeline-parallel-microbatches": (
+        "this older setting of pipelines: give pipeline_parallel_microbatch_size"
+    ),
+    "--optimizer.early-step-in-backward": "an optimizer within the backward pass",
+    "--parallelism.enable-compiled-autograd": "a compiled backward pass",
 }
 QUANTIZED = ("--quantize.", "--float8.", "--mx.")
+TURNS_ON_FLOAT8 = ("--float8.enable-float8-linear", "--float8.enable")
+_MOVED = (
+    "pipeline-parallel-degree", "pipeline-parallel-schedule", "pipeline-parallel-microbatches",
+    "pipeline-parallel-split-points", "pipeline-parallel-schedule-csv", "context-parallel-degree",
+    "context-parallel-rotate-method", "enable-async-tensor-parallel", "enable-compiled-autograd",
+)  # fmt: skip
+OLDER = {
+    "--training.batch-size": "--training.local-batch-size",
+    "--training.compile": "--compile.enable",
+    "--training.tensor-parallel-degree": "--parallelism.tensor-parallel-degree",
+    "--training.data-parallel-degree": "--parallelism.data-parallel-shard-degree",
+    "--training.data-parallel-shard-degree": "--parallelism.data-parallel-shard-degree",
+    "--training.data-parallel-replicate-degree": "--parallelism.data-parallel-replicate-degree",
+    **{f"--experimental.{name}": f"--parallelism.{name}" for name in _MOVED},
+}
+"""Names of 2024 (torchtitan/config_manager.py at a99d2e5d and 90567fc9), and of today."""
 LENGTH, COMPUTED_IN = "--training.seq_len", "--training.mixed_precision_param"
 LOCAL_BATCH = "--training.local_batch_size"
 REPLICATE, SHARD = (
@@ -251,7 +275,7 @@ class Torchtitan(Tool):
 
     def read(self, problem: Problem, given: Given) -> Recipe:
         """Return the recipe of a launch script or argument file of torchtitan 0.3."""
-        said = given.keep(read_options(given.text))
+        said = given.keep(_settings(given))
         _refuse_other_run(problem, said)
         defaults = [
             k
@@ -269,11 +293,6 @@ class Torchtitan(Tool):
         found |= said.launch
         found |= _sharding_choices(problem, said, found, given)
         found |= _stage_choices(problem, said, found["pipeline_parallel"])
-        recomputes = [
-            word for word in RECOMPUTES if f"activation-checkpoint:{word}" in given.text.lower()
-        ]
-        if len(recomputes) > 1:
-            raise bad_value("activation-checkpoint", recomputes, "one of them")
         batch, global_batch = said.number(LOCAL_BATCH), said.number(self.names["global_batch_seqs"])
         most = global_batch or problem.global_batch.maximum
         if batch is not None and batch > most and batch % problem.sequence_length == 0:
@@ -294,9 +313,13 @@ class Torchtitan(Tool):
                 and _flag(said, "--parallelism.", "enable-sequence-parallel", default=True)
             ),
             "compile": _flag(said, "--compile.", "enable", default=False),
-            "recompute": recomputes[0] if recomputes else "none",
+            "recompute": _recompute(said, given),
             "fp8": _scaling(said, given),
         }
+        if global_batch is None and batch is not None and "accumulation" not in given.stated:
+            # The default is one local batch of each replica (torchtitan/train.py of v0.2.2, line
+            # 196); a pipeline cuts it into micro-batches.
+            found["accumulation"] = max(1, batch // found["micro_batch_seqs"])
         recipe = recipe_of(problem, found, given)
         if (
             recipe.stages > 1
@@ -307,6 +330,101 @@ class Torchtitan(Tool):
                 LOCAL_BATCH, batch, "a step's sequences of a replica: global batch / replicas"
             )
         return recipe
+
+
+def _settings(given: Given) -> Options:
+    """Return the settings of arguments, of a TOML file, or of a script with the TOML file that it
+    names, by the names of today; arguments override the file.
+    """
+    if (table := _toml(given.text)) is not None:
+        return Options(_current(_whole(table)))
+    said = read_options(given.text)
+    name = said.text("--job.config-file") or str(
+        said.variables.get("CONFIG_FILE=", said.variables.get("CONFIG_FILE", ""))
+    )
+    values = _current(said.values)
+    if not name.endswith(".toml"):
+        return Options(values, said.seen)
+    text = split_files(given.text)[1].get(name, given.beside(name))
+    if text is None:  # What it sets is unknown, which a reader of the recipe has to know.
+        return Options(values | {f"all settings of {shown_key(name)} (no such toml here)": True})
+    if (table := _toml(text)) is None:
+        raise InvalidInput(f"{shown_key(name)} is not valid TOML with sections")
+    return Options(_current(_whole(table)) | values)
+
+
+def _toml(text: str) -> dict[str, Any] | None:
+    """Return the tables of a TOML text, None for any other text."""
+    try:
+        found = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return None
+    tables = [value for value in found.values() if isinstance(value, dict)]
+    return found if tables else None
+
+
+def _whole(table: Mapping[str, Any], prefix: str = "--") -> dict[str, Any]:
+    """Return a file's settings as options; what is off has the word false."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = f"{prefix}{key}".replace("_", "-")
+        if isinstance(value, dict):
+            found |= _whole(value, f"{name}.")
+        elif isinstance(value, bool):
+            found[name] = value or "false"
+        elif value != []:
+            found[name] = value if isinstance(value, str) else str(value)
+    if prefix != "--":
+        return found
+    # Of a file that leaves them out (v0.2.2, torchtitan/config/job_config.py).
+    found.setdefault("--training.seq-len", "2048")
+    if not {LOCAL_BATCH.replace("_", "-"), "--training.batch-size"} & found.keys():
+        found[LOCAL_BATCH.replace("_", "-")] = "8"
+    found.setdefault("--activation-checkpoint.mode", "selective")
+    if found["--activation-checkpoint.mode"] == "selective":
+        found.setdefault("--activation-checkpoint.selective-ac-option", "2")
+    if "--model.converters" not in found:  # Settings of a converter that is not used.
+        found = {
+            key: value
+            for key, value in found.items()
+            if not key.startswith(QUANTIZED) or key in TURNS_ON_FLOAT8
+        }
+    return found
+
+
+def _current(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options under the names of today; raise `InvalidInput` for two that disagree."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = OLDER.get(key, key)
+        if found.setdefault(name, value) != value:
+            raise InvalidInput(f"{key} = {shown(value)}, but {name} = {shown(found[name])}")
+    kind = str(found.pop("--training.data-parallel-type", "fsdp"))
+    if kind not in ("fsdp", "ddp"):
+        raise bad_value("training.data_parallel_type", kind, "fsdp or ddp")
+    if kind == "ddp" and SHARD.replace("_", "-") in found:
+        found[REPLICATE.replace("_", "-")] = found.pop(SHARD.replace("_", "-"))
+        found[SHARD.replace("_", "-")] = "1"
+    return found
+
+
+def _recompute(said: Options, given: Given) -> str:
+    """Return what is computed again: by 0.3's subcommand, or by the mode of earlier versions."""
+    found = [word for word in RECOMPUTES if f"activation-checkpoint:{word}" in given.text.lower()]
+    mode = said.text("--activation-checkpoint.mode")
+    if mode and mode not in RECOMPUTES:
+        raise bad_value("activation_checkpoint.mode", mode, f"one of {', '.join(RECOMPUTES)}")
+    found = list(dict.fromkeys((*found, *([mode] if mode else []))))
+    if len(found) > 1:
+        raise bad_value("activation-checkpoint", found, "one of them")
+    option = said.text("--activation-checkpoint.selective-ac-option", "op")
+    if found == ["selective"] and option != "op":
+        raise bad_value(
+            "activation_checkpoint.selective_ac_option",
+            option,
+            "op (2 by default): no recipe recomputes every n-th layer alone",
+        )
+    return found[0] if found else "none"
 
 
 def _config_of(model: Model) -> str | None:

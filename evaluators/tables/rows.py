@@ -333,7 +333,7 @@ def model_of(row: Row) -> Model:
         else max(1, hidden // HEAD_WIDTH)
     )
     kv_heads = int(row.kv_heads) if _is_count(row.kv_heads) else heads
-    gpt = row.two_matrices
+    gpt = row.is_gpt
     if row.shared % 1:
         raise ValueError(
             f"shared experts {row.shared_experts} are of another width than the others"
@@ -343,7 +343,7 @@ def model_of(row: Row) -> Model:
     width = (
         row.ffn_hidden
         if _is_count(row.ffn_hidden)
-        else (4 if gpt else schema.SWIGLU_WIDTH) * hidden
+        else (4 if row.two_matrices else schema.SWIGLU_WIDTH) * hidden
     )
     found = Model(
         name=row.model or "unnamed",
@@ -362,8 +362,8 @@ def model_of(row: Row) -> Model:
         vocabulary=max(2, int(row.vocab)),
         positions="learned" if gpt else "rotary",
         max_positions=int(row.seq) if gpt and _is_count(row.seq) else None,
-        activation="gelu" if gpt else "swiglu",
-        norm="layernorm" if gpt else "rmsnorm",
+        activation="relu2" if row.squared_relu else "gelu" if gpt else "swiglu",
+        norm="layernorm" if row.two_matrices else "rmsnorm",
         tied_embeddings=row.tied,
         attention="flash" if is_fused(row) else "math",
         **widths,
@@ -455,9 +455,7 @@ def is_fused(row: Row) -> bool:
     kernel = row.attention_kernel.lower()
     if FUSED_ATTENTION.search(kernel):
         return True
-    return not UNFUSED_ATTENTION.search(kernel) and (
-        row.seq >= LONG_SEQUENCE or not row.two_matrices
-    )
+    return not UNFUSED_ATTENTION.search(kernel) and (row.seq >= LONG_SEQUENCE or not row.is_gpt)
 
 
 @cache

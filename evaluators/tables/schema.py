@@ -93,6 +93,12 @@ GPT_NAMES = re.compile("gpt|megatron|turing|mpt|opt-|bloom")
 """Models with GELU and two matrices, by name; others are those four times as wide without grouped
 heads.
 """
+SQUARED_RELU_NAMES = re.compile(r"nemotron(?![-_ ]?h|.*nano)")
+"""Models with squared ReLU and two matrices, rotary positions, and a head of their own (Nemotron-4
+340B, arXiv 2406.11704, section 2.1).
+"""
+HYBRID_NAMES = re.compile(r"nemotron([-_ ]?h|.*nano)")
+"""Models of which a part of the layers is no attention."""
 SWIGLU_WIDTH = 8 / 3
 """Of a feed-forward part of three matrices whose width is not stated, in hidden sizes (arXiv
 2002.05202).
@@ -197,8 +203,18 @@ class Row(SimpleNamespace):
 
     @property
     def two_matrices(self) -> bool:
-        """Whether the feed-forward part is GPT's, of two matrices, rather than Llama's of three."""
+        """Whether the feed-forward part has two matrices, as GPT's, and not three as Llama's."""
         return self._read_as[0]
+
+    @property
+    def squared_relu(self) -> bool:
+        """Whether the model is Nemotron's, whose two matrices have a squared ReLU between them."""
+        return SQUARED_RELU_NAMES.match(self.model.lower()) is not None and self.experts == 0
+
+    @property
+    def is_gpt(self) -> bool:
+        """Whether the model is of GPT's form: learned positions, GELU and two matrices."""
+        return self.two_matrices and not self.squared_relu
 
     @property
     def tied(self) -> bool:
@@ -215,6 +231,8 @@ class Row(SimpleNamespace):
         """
         if self.experts > 0:
             return False, False
+        if self.squared_relu:
+            return True, False
         is_gpt = GPT_NAMES.match(self.model.lower()) is not None
         is_plain = self.ffn_hidden == 4 * self.hidden and self.kv_heads == self.heads
         usual = is_gpt or (is_plain and not self.model.lower().startswith("llama"))
@@ -477,8 +495,13 @@ def why_impossible(row: Row, layers: float) -> str | None:
 
 
 def why_no_mixture(row: Row) -> str | None:
-    """Return what a completed row does not say of its experts, or None."""
+    """Return what a completed row does not say of its experts, or which model it has that is not
+    modeled, or None.
+    """
     wrong = {
+        f"model {row.model} has layers without attention, which are not modeled": (
+            HYBRID_NAMES.match(row.model.lower()) is not None
+        ),
         NO_TOP_K: row.experts > 0 and not 1 <= row.top_k <= row.experts,
         f"shared experts {row.shared_experts} are neither a number nor `1 x width`": math.isnan(
             row.shared

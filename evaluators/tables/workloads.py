@@ -193,8 +193,7 @@ def workload(
         return np.where(np.isnan(found), default, found)
 
     hidden, zero, copies = column("hidden"), column("zero", 0), column("dp") * column("cp")
-    gpt = np.array([row.two_matrices for row in rows])
-    matrices = np.where(gpt, 2.0, 3.0)
+    matrices = np.where([row.two_matrices for row in rows], 2.0, 3.0)
     experts = np.maximum(column("top_k"), 1)
     q_hidden = column("heads") * np.array([head_width(row) for row in rows])
     kv_hidden = q_hidden * column("kv_heads") / column("heads")
@@ -260,7 +259,7 @@ def workload(
         vocabulary=column("vocab"),
         sequence_length=column("seq"),
         tied_embeddings=np.array([row.tied for row in rows]),
-        rotary=~gpt,
+        rotary=np.array([not row.is_gpt for row in rows]),
         fused_attention=np.array([is_fused(row) for row in rows]),
         bytes_per_value=np.full(len(rows), BYTES_PER_VALUE.get(precision, 2.0)),
         data_parallel=column("dp"),

@@ -646,6 +646,10 @@ def activated(activation: str, up: Tensor, gate: Tensor | None) -> Tensor:
     The clamped form is gpt-oss's, with the figures of its code (github.com/openai/gpt-oss,
     gpt_oss/torch/model.py).
     """
+    if activation == "relu":
+        return functional.relu(up)
+    if activation == "relu2":
+        return functional.relu(up).square()
     if gate is None:
         return functional.gelu(up, approximate="tanh" if activation == "gelu_tanh" else "none")
     if activation == "geglu":

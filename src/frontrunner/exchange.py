@@ -29,7 +29,7 @@ from frontrunner.evaluators.cluster.settings import HIDDEN_LINES, DispatchSettin
 from frontrunner.evaluators.export.base import TrainingJob
 from frontrunner.evaluators.export.batch import SCHEDULERS, batch_script, campaign_script
 from frontrunner.evaluators.export.kubernetes import manifest
-from frontrunner.evaluators.export.reading import Given, is_harmless
+from frontrunner.evaluators.export.reading import Given, is_harmless, refuse_not_understood
 from frontrunner.evaluators.export.tools import TOOLS, tool_named
 from frontrunner.evaluators.probe.job import training_data
 from frontrunner.evaluators.registry import commands_of
@@ -73,8 +73,9 @@ from frontrunner.spaces.errors import (
     naming,
     require_campaign_name,
 )
-from frontrunner.spaces.legality import why_illegal
-from frontrunner.spaces.recipe import DIMENSIONS, Recipe
+from frontrunner.spaces.legality import marks, why_illegal
+from frontrunner.spaces.problem import Problem as CampaignProblem
+from frontrunner.spaces.recipe import DIMENSIONS, ENGINES, Recipe
 from frontrunner.spaces.space import Space
 from frontrunner.spaces.validation import dump_json
 from frontrunner.text import thousands
@@ -93,9 +94,11 @@ NOT_SENT = (
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRecipe:
-    """A configuration read as a recipe; `illegal` is why our trainer cannot run it, None where it
-    can.
+    """A configuration read as a recipe.
 
+    `illegal` is why the tool itself does not run it, `illegal_here` why the campaign's trainer does
+    not, for which `legal_engines` of the built-in one would; `file` is None where either is said.
+    `warnings` are rules of the built-in trainer of which it is not known whether the tool has them.
     What the recipe does not have: `ignored` settings may change speed or memory, `harmless` ones
     are assumed not to.
     """
@@ -103,6 +106,9 @@ class ImportedRecipe:
     recipe_id: str
     recipe: Recipe
     illegal: str | None
+    illegal_here: str | None
+    legal_engines: tuple[str, ...]
+    warnings: tuple[str, ...]
     ignored: tuple[str, ...]
     harmless: tuple[str, ...]
     file: RecipeFile | None
@@ -418,16 +424,35 @@ def import_config(
     )
     with naming(path):
         recipe = reader.read(spec.problem, given)
-    reason, identity = why_illegal(recipe, spec.problem), recipe_id(spec.problem, recipe)
+    problem, identity = replace(spec.problem, trainer=tool), recipe_id(spec.problem, recipe)
+    reason, not_here = why_illegal(recipe, problem), why_illegal(recipe, spec.problem)
     left_out = reader.ignored(spec.problem, given, recipe)
+    if reason is None:
+        with naming(path):
+            refuse_not_understood({key: given.settings()[key][0] for key in left_out})
     return ImportedRecipe(
         recipe_id=identity,
         recipe=recipe,
         illegal=str(reason) if reason else None,
+        illegal_here=str(not_here) if not_here else None,
+        legal_engines=_legal_engines(recipe, spec.problem) if not_here else (),
+        warnings=tuple(
+            str(mark) for mark in marks(recipe, problem) if mark.code == "trainer-unknown"
+        ),
         ignored=tuple(key for key in left_out if not is_harmless(key)),
         harmless=tuple(filter(is_harmless, left_out)),
-        file=None if reason else _file(spec, recipe, identity),
+        file=None if reason or not_here else _file(spec, recipe, identity),
     )
+
+
+def _legal_engines(recipe: Recipe, problem: CampaignProblem) -> tuple[str, ...]:
+    """Return the other engines of the built-in trainer for which the recipe is legal."""
+    found: list[str] = []
+    for engine in ENGINES:
+        with suppress(InvalidInput):
+            if engine != recipe.engine and not why_illegal(replace(recipe, engine=engine), problem):
+                found.append(engine)
+    return tuple(found)
 
 
 def mirror(campaign: str | None = None, *, storage: str, store: str | None = None) -> Mirrored:

@@ -21,8 +21,14 @@ from frontrunner.cli.main import frontrunner as command
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.batch import SCHEDULERS
-from frontrunner.evaluators.export.megatron import layers_of_layout, layout
-from frontrunner.evaluators.export.reading import Given, is_harmless, split_files
+from frontrunner.evaluators.export.megatron import _leading_dense, layers_of_layout, layout
+from frontrunner.evaluators.export.reading import (
+    Given,
+    is_harmless,
+    refuse_not_understood,
+    split_files,
+)
+from frontrunner.evaluators.export.shell import read_script
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.probe import DataSettings
 from frontrunner.spaces.cluster import ByPrecision
@@ -611,8 +617,8 @@ def test_the_hint_names_the_baseline_from_the_campaign_file_s_folder(tmp_path: P
 
 MISTAKES = {
     "a variable from elsewhere": (
-        ('PP="2"', ""),
-        r"--pipeline-model-parallel-size = .*PP.*: expected a whole number",
+        ("size $PP", "size $STAGES"),
+        r"--pipeline-model-parallel-size = .*STAGES.*: expected a whole number",
     ),
     "another model": (
         ("--num-layers 12", "--num-layers 48"),
@@ -873,3 +879,151 @@ def test_a_batch_script_requests_what_the_campaign_did_for_the_steps_of_the_whol
         assert {words in lines for words in wanted} == {to == scheduler}
         steps = math.ceil(0.5e9 / (best.global_batch_seqs * plain.problem.sequence_length))
         assert f'STEPS="${{STEPS:-{steps}}}"' in script
+
+
+def script_reads(body: str) -> dict[str, object]:
+    return dict(read_script(body).options)
+
+
+@pytest.mark.parametrize(
+    ("body", "value"),
+    [
+        ("SIZE=8b\nif [ $SIZE = 8b ]; then TP=1; elif [ $SIZE = 70b ]; then TP=8; fi", "1"),
+        ('SIZE=70b\ncase "$SIZE" in\n 8b) TP=1 ;;\n 70b|405b) TP=8 ;;\nesac', "8"),
+        ('TP=1\nif false; then TP=2; fi\n[[ "$TP" == 2 ]] && TP=4', "1"),
+        ("TP=1\nif (( TP > 1 )); then TP=2; else TP=3; fi", "3"),
+        ("set_tp() { TP=$1; }\nset_tp 2", "2"),
+        ("if [ -n $UNKNOWN ]; then TP=2; else TP=2; fi", "2"),
+        ("A=x\n[[ $A == x ]] || [[ -f file ]] || exit 1\nTP=2", "2"),
+        ("for TP in 4; do :; done", "4"),
+        ("TP=${TP:-2}", "2"),
+    ],
+)
+def test_script_follows_the_branch_that_is_run(body: str, value: str) -> None:
+    found = script_reads(f"{body}\nARGS=(--tp $TP\n --flag)\ntorchrun train.py ${{ARGS[@]}} 2>&1")
+    assert found == {"--tp": value, "--flag": True}
+
+
+@pytest.mark.parametrize(
+    ("body", "test"),
+    [
+        (
+            '[ -n "$DEBUG" ] && ARGS="$ARGS --recompute-activations"',
+            r'\[ -n "\$DEBUG" \] \(line 2\)',
+        ),
+        ("if [ $1 = a ]; then ARGS+=' --recompute-activations'; fi", r"\$1 = a"),
+        ("case $MODE in a) ARGS+=' --recompute-activations' ;; esac", r"case \$MODE"),
+        ("while [ -f x ]; do ARGS+=' --recompute-activations'; done", "-f x"),
+        ('for a in --a --recompute-activations; do ARGS+=" $a"; done', "for a"),
+        ("f() { ARGS+=' --recompute-activations'; }\ngrep -q x y && f", "grep"),
+    ],
+)
+def test_option_of_a_branch_that_is_not_known_is_refused_by_name(body: str, test: str) -> None:
+    text = f"ARGS='--bf16 --micro-batch-size 2 --global-batch-size 32'\n{body}\ntorchrun t.py $ARGS"
+    with pytest.raises(InvalidInput, match=f"--recompute-activations depends on .*{test}"):
+        TOOLS["megatron-lm"].read(PROBLEM, Given(text=text))
+
+
+def test_no_word_of_the_shell_becomes_a_value() -> None:
+    script = (
+        'A=()\nif [ $X ]; then\n A+=(\n "--fp8-param-gather"\n )\nfi\nrun ${A[@]} x.py | tee log\n'
+    )
+    assert script_reads(script.replace("$X", "yes")) == {"--fp8-param-gather": True}
+    with pytest.raises(InvalidInput, match='line 1 cannot be read as bash: "fi" is not expected'):
+        read_script("run --bf16; fi")
+
+
+TITAN = """
+[training]
+{batch} = 1
+seq_len = 256
+{compile}
+[{degrees}]
+pipeline_parallel_degree = 1
+[activation_checkpoint]
+mode = 'full'
+[float8]
+filter_fqns = ["output"]
+"""
+
+
+@pytest.mark.parametrize("year", [2024, 2026])
+def test_torchtitan_s_toml_is_read_by_the_names_of_its_time(year: int) -> None:
+    old = "compile = true\ntensor_parallel_degree = 2\ndata_parallel_degree = -1"
+    new = "[compile]\nenable = true\n[parallelism]\ntensor_parallel_degree = 2"
+    text = TITAN.format(
+        batch="batch_size" if year == 2024 else "local_batch_size",
+        compile=old if year == 2024 else new,
+        degrees="experimental",
+    )
+    read = TOOLS["torchtitan"].read(PROBLEM, Given(text=text, stated={"devices": 8}))
+    assert (read.tensor_parallel, read.data_parallel, read.micro_batch_seqs) == (2, 4, 1)
+    assert (read.accumulation, read.compile, read.recompute) == (1, True, "full")
+    assert read.sharding_name == "zero-3"
+    for stated, message in {
+        "mode = 'selective'": r'selective_ac_option = "2"',
+        "mode = 'memory_budget'": r"memory_budget",
+    }.items():
+        with pytest.raises(InvalidInput, match=message):
+            TOOLS["torchtitan"].read(PROBLEM, Given(text=text.replace("mode = 'full'", stated)))
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_text_without_a_known_setting_is_refused(name: str) -> None:
+    stated = {"micro_batch_seqs": 1, "accumulation": 1}
+    for text in ("hello world", "--hello world", "hello: world", '{"hello": 1}', "[hello]\na = 1"):
+        with pytest.raises(InvalidInput):
+            TOOLS[name].read(PROBLEM, Given(text=text, stated=stated))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_refused"),
+    [
+        ("--recompute-modules", "mlp", True),
+        ("zero_optimization.zero_hpz_partition_size_sharding", 8, True),
+        ("--main-grads-dtype", "bf16", True),
+        ("--parallelism.expert-parallel-degree", 2, True),
+        ("--parallelism.expert-parallel-degree", 1, False),
+        ("--training.enable-cpu-offload", "false", False),
+        ("--moe-router-dtype", "fp32", False),
+        ("zero_optimization.offload_optimizer.pin_memory", True, False),
+        ("--grad-reduce-in-bf16", True, False),
+    ],
+)
+def test_setting_of_another_recipe_is_an_error_unless_it_is_off(
+    name: str, value: object, is_refused: bool
+) -> None:
+    if is_refused:
+        with pytest.raises(InvalidInput, match="is not understood, and changes speed or memory"):
+            refuse_not_understood({name: value})
+    else:
+        refuse_not_understood({name: value})
+
+
+@pytest.mark.parametrize(
+    ("said", "dense"),
+    [("[1]*48", 0), ("'([1]*48)'", 0), ("1", 0), ("[0]*3+[1]*45", 3), ("([0]+[1]*2)+[1]*45", 1)],
+)
+def test_moe_layer_freq_is_evaluated_as_megatron_does(said: str, dense: int) -> None:
+    assert _leading_dense(said, "--moe-layer-freq", 48) == dense
+    for wrong in ("[1]*47", "[1]*24+[0]*24", "2", "[1]*99999999", "f()", "[1]*9**9"):
+        with pytest.raises(InvalidInput, match="--moe-layer-freq"):
+            _leading_dense(wrong, "--moe-layer-freq", 48)
+
+
+def test_squared_relu_is_said_where_the_tool_has_it_and_relu_is_refused() -> None:
+    squared = problem(activation="relu2")
+    text = TOOLS["megatron-lm"].render(squared, PLAIN, ())
+    assert "--squared-relu" in text
+    assert TOOLS["megatron-lm"].read(squared, Given(text=text)) == PLAIN
+    with pytest.raises(InvalidInput, match=r'--squared-relu is there, .* "relu2": .* has "swiglu"'):
+        TOOLS["megatron-lm"].read(PROBLEM, Given(text=text))
+    with pytest.raises(InvalidInput, match="has no option for activation relu"):
+        TOOLS["megatron-lm"].export(problem(activation="relu"), PLAIN)
+
+
+def test_heads_are_cut_over_context_ranks_only_by_all_to_all() -> None:
+    text = "--bf16 --micro-batch-size 1 --global-batch-size 32 --context-parallel-size 16"
+    assert TOOLS["megatron-lm"].read(PROBLEM, Given(text=text)).context_parallel == 16
+    with pytest.raises(InvalidInput, match='--cp-comm-type = "a2a": expected p2p'):
+        TOOLS["megatron-lm"].read(PROBLEM, Given(text=f"{text} --cp-comm-type a2a"))

@@ -212,9 +212,9 @@ def test_flops_agree_with_the_megatron_formula() -> None:
         ({"vocabulary_multiple": 0}, "model.vocabulary_multiple = 0: expected at least 1"),
         ({"max_positions": 0}, "model.max_positions = 0: expected at least 1"),
         (
-            {"activation": "relu"},
+            {"activation": "tanh"},
             (
-                'model.activation = "relu": expected one of gelu, gelu_tanh, swiglu,'
+                'model.activation = "tanh": expected one of gelu, gelu_tanh, relu, relu2, swiglu,'
                 " swiglu_clamped, geglu"
             ),
         ),

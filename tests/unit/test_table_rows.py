@@ -214,6 +214,15 @@ def test_a_mixture_of_which_no_model_here_is_made_is_left_out(
     assert list(tables.read(tmp_path / "rows.csv").refused) == [reason]
 
 
+@pytest.mark.parametrize("name", ["nemotron4_340b", "Nemotron-4 340B"])
+def test_row_of_nemotron_has_two_matrices_and_no_gate(tmp_path: Path, name: str) -> None:
+    found = read(tmp_path, row(model=name)).problems[0].problem.model
+    assert (found.activation, found.ffn_matrices, found.positions) == ("relu2", 2, "rotary")
+    assert (found.norm, found.tied_embeddings) == ("layernorm", False)
+    reason = "model nemotron_h_8b has layers without attention, which are not modeled"
+    assert list(read(tmp_path, row(model="nemotron_h_8b")).left_out) == [reason]
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -36,6 +36,7 @@ from frontrunner.evaluators.trainer.model import (
     Mixer,
     MixtureOfExperts,
     RotaryTable,
+    activated,
     initialize,
 )
 from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
@@ -726,3 +727,9 @@ def test_a_router_of_16_bits_decides_in_fp32(biases: str) -> None:
         assert other.grad is not None
         assert one.grad.dtype == torch.bfloat16
         torch.testing.assert_close(one.grad, other.grad.bfloat16())
+
+
+def test_squared_relu_keeps_what_is_above_zero_and_squares_it() -> None:
+    up = torch.tensor([-2.0, 0.0, 3.0])
+    assert activated("relu", up, None).tolist() == [0.0, 0.0, 3.0]
+    assert activated("relu2", up, None).tolist() == [0.0, 0.0, 9.0]

@@ -586,3 +586,25 @@ def test_the_frequency_of_windows_is_written_as_it_is() -> None:
     written = config_of_model(model, positions=4096)
     assert written["rope_local_base_freq"] == 9e3
     assert model_of_config(written)["window_rotary_theta"] == 9e3
+
+
+def test_an_epsilon_blocks_no_planning_and_is_named_where_transformers_lacks_it() -> None:
+    moonlight = PUBLISHED["deepseek_v3"] | {"model_type": "deepseek_v3", "rms_norm_eps": 1e-5}
+    table = model_of_config(moonlight)
+    assert table["norm_epsilon"] == 1e-5
+    model = read_plain(Model, {"kv_heads": table["heads"]} | table, "model")
+    with pytest.raises(InvalidInput, match="norm_epsilon = 1e-05 with latent attention"):
+        config_of_model(model, positions=64)
+
+
+def test_kimi_k2_is_read_as_deepseek_v3() -> None:
+    kimi = model_of_config(
+        PUBLISHED["deepseek_v3"] | {"model_type": "kimi_k2", "n_group": 1, "topk_group": 1}
+    )
+    deepseek = model_of_config(
+        PUBLISHED["deepseek_v3"] | {"model_type": "deepseek_v3", "n_group": 1, "topk_group": 1}
+    )
+    assert kimi == deepseek
+    with pytest.raises(InvalidInput) as refused:
+        model_of_config({"model_type": "olmo2"})
+    assert "keys of [model] can state the shape" in str(refused.value.hint)

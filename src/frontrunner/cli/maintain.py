@@ -377,13 +377,18 @@ def import_config(
     that is not the campaign file's.
     """
     found = exchange.import_config(file, tool=tool, campaign=campaign, stated=opt.choices(stated))
-    if found.file is None:
+    what = f"{file} is the recipe {found.recipe.describe()}"
+    engines = " or ".join(f"--set engine={engine}" for engine in found.legal_engines)
+    for_engine = f"{engines} reads it for an engine that runs it" if engines else None
+    if found.illegal is not None:
+        raise NothingLegal(f"{what}, which cannot be probed: {found.illegal}", hint=for_engine)
+    if found.file is None and out is not None:
         raise NothingLegal(
-            f"{file} is the recipe {found.recipe.describe()}, which cannot be probed:"
-            f" {found.illegal}",
-            hint="--set engine=torch, or engine=deepspeed, reads it for the other engine",
+            f"{what}, which this campaign's trainer does not run: {found.illegal_here}",
+            hint=for_engine
+            or f'evaluator = "command" with command.trainer = "{tool}" goes by its rules',
         )
-    if out is not None:
+    if out is not None and found.file is not None:
         _write(out, to_text(found.file))
     if as_json:
         opt.print_json(found)
@@ -395,6 +400,13 @@ def import_config(
     }.items():
         if names:
             click.echo(f"not in the recipe, {what}: {' '.join(names)}")
+    if found.illegal_here is not None:
+        other = (
+            for_engine or f'evaluator = "command" with command.trainer = "{tool}" goes by its rules'
+        )
+        click.echo(f"this campaign's trainer does not run it: {found.illegal_here}; {other}")
+    for warning in found.warnings:
+        click.echo(f"warning: {warning}")
     if out is not None:
         named = os.path.relpath(out, campaign.parent)
         click.echo(

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,9 @@ class RecipeFile:
     origin: Origin
 
     def __post_init__(self) -> None:
+        command = self.training.command
+        trainer = command.settings.trainer if command else None
+        object.__setattr__(self, "problem", replace(self.problem, trainer=trainer))
         reason = why_illegal(self.recipe, self.problem)
         if reason is not None:
             raise errors.InvalidInput(f"content.recipe is illegal: {reason}")
@@ -155,6 +158,7 @@ def to_text(file: RecipeFile) -> str:
     equal text.
     """
     content = asdict(file) | {"recipe": stored_recipe(file.recipe)}
+    del content["problem"]["trainer"]  # the command's
     if file.training.command is None:  # which versions without it can read
         del content["training"]["command"]
     document = {
