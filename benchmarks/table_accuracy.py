@@ -259,20 +259,16 @@ def _told(rows: pd.DataFrame) -> list[Figures]:
 def _memory(rows: pd.DataFrame, timed: pd.DataFrame) -> Figures:
     known = rows[(rows.status == "ok") & rows.peak_mem_gb.notna()]
     refused, failed = rows.memory_gib > rows.limit_gib, rows.status == "oom"
-    spread = NORMAL_95 * rows.needed_deviation
-    in_doubt = (np.log(rows.memory_gib / rows.limit_gib) <= spread) & (
-        rows.limit_gib / rows.memory_gib - 1 <= spread
-    )
+    in_doubt = np.log(rows.memory_gib / rows.limit_gib).abs() <= NORMAL_95 * rows.needed_deviation
     best = timed.sort_values("step_time_s").groupby("problem").head(BEST).index
     return {
         "memory_rows": len(known),
         "memory_mape": mean((known.stated_gib / known.peak_mem_gb - 1).abs()),
         "memory_inside": mean(
-            (np.log(known.stated_gib / known.peak_mem_gb) <= NORMAL_95 * known.memory_deviation)
-            & (known.peak_mem_gb / known.stated_gib - 1 <= NORMAL_95 * known.memory_deviation)
+            np.log(known.stated_gib / known.peak_mem_gb).abs() <= NORMAL_95 * known.memory_deviation
         ),
         "memory_interval": (
-            float((NORMAL_95 * known.memory_deviation).median()) if len(known) else None
+            float(np.exp(NORMAL_95 * known.memory_deviation).median() - 1) if len(known) else None
         ),
         "oom": {
             "tp": int((failed & refused).sum()),

@@ -62,6 +62,8 @@ AT_HAND = 10
 """How many of its best estimates a plan keeps; the error that it states is their mean."""
 NORMAL_90 = 1.282
 """Of a normal's values, 90 % are below its mean plus so many standard deviations."""
+LARGE_DEVIATION = 0.5
+"""Of the logarithm of a peak; above it most of the peak is what libraries take; assumed."""
 SURE = 4.0
 """Standard deviations of a peak's logarithm above a device's memory from which a recipe surely does
 not fit; chosen on measured tables (docs/measurements.md).
@@ -292,13 +294,15 @@ class EstimateTable(Sequence[Estimate]):
 
 
 def memory_bounds(peak_bytes: float, deviation: float) -> tuple[int, int]:
-    """Return the 95 % interval of a peak, whose logarithm has this standard deviation near it.
+    """Return the 95 % interval of a peak, whose logarithm has this standard deviation.
 
-    Parts add up, so that a peak is above its estimate by 1.96 deviations at most; it is never
-    below zero, so that the lower end is taken of the logarithm.
+    Beyond `LARGE_DEVIATION` the upper end grows in proportion: parts that are that uncertain are
+    added to others and multiply nothing.
     """
     lower = peak_bytes * math.exp(-NORMAL_95 * deviation)
-    return int(lower), int(peak_bytes * (1 + NORMAL_95 * deviation))
+    upper = math.exp(NORMAL_95 * min(deviation, LARGE_DEVIATION))
+    upper += NORMAL_95 * max(deviation - LARGE_DEVIATION, 0.0)
+    return int(lower), int(peak_bytes * upper)
 
 
 def scaled(value: float, log_ends: tuple[float, float]) -> tuple[float, float]:
