@@ -462,13 +462,15 @@ def least_step_s(cluster: Cluster, precision: str, software: Software, work: Wor
     faster = most_matmul_share(cluster) / usual
     if cluster.matmul_flops(precision) is not None:
         faster = MOST_OVER_SHARE
-    bandwidths = ("memory", "pair", "node", "host")
     ideal = replace(
         at_best(machine),
         matmul_flops=machine.matmul_flops * faster,
         fp8_flops=machine.fp8_flops * faster,
+        memory_bytes_per_s=math.inf,
+        pair_bytes_per_s=math.inf,
+        node_bytes_per_s=math.inf,
         network_bytes_per_s_per_node=math.inf,
-        **{f"{name}_bytes_per_s": math.inf for name in bandwidths},
+        host_bytes_per_s=math.inf,
     )
     return step_time(ideal, work).total
 
