@@ -17,6 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from frontrunner.evaluators.analytic.compared import (
+    Accuracy,
+    held_back,
+    nearest,
+    why_not_compared,
+)
 from frontrunner.evaluators.analytic.machine import (
     ASSUMED,
     BOUNDS,
@@ -32,8 +38,12 @@ from frontrunner.evaluators.analytic.priors import (
     NORMAL_95,
     OTHER_DEVICES,
     PER_DOUBLING,
+    SHIPPED_SHARE,
+    UNSEEN_EXCHANGE,
+    Direction,
     deviations_of,
     directions,
+    end_changes,
     has_measured_network,
     log_ends,
     of_network,
@@ -42,6 +52,7 @@ from frontrunner.evaluators.analytic.priors import (
 from frontrunner.evaluators.analytic.software import (
     ENGINES,
     FRONTRUNNER,
+    UNKNOWN,
     Software,
     coded,
     described,
@@ -81,7 +92,7 @@ BOUNDED = frozenset(
 )
 """Choices whose formulas are not validated, and that have errors of their own."""
 COMPARED = frozenset({"mixtures of experts", "expert_parallel"})
-"""Those of them that were compared with published steps, which `EXPERTS_COMPARED` says."""
+"""Those of them that were compared with published steps (`compared`)."""
 MEAN_TO_DEVIATION = (math.pi / 2) ** 0.5
 """A normal's standard deviation over its mean distance."""
 
@@ -104,6 +115,13 @@ known to a tenth.
 
 Of 1,673 published steps none was above 1.07.
 """
+MOST_OVER_SHARE = 1.1
+"""The rate of a device's fastest product of any shape over that of large products of training, its
+`matmul_share`: 0.803 of the peak over 0.73 on H100 (github.com/stas00/ml-engineering, "Maximum
+Achievable Matmul FLOPS").
+"""
+LARGEST_MATMUL_SHARE = 0.86
+"""The largest `matmul_share` of the presets, A100's, for devices that state none."""
 SCALES = {"peak_tflops": "matmul"} | {key: name for key, (name, _) in ASSUMED_DEVIATIONS.items()}
 """A cluster's key that takes a common value where it is not given -> the constant that it
 scales.
@@ -132,10 +150,6 @@ NOT_TRAINED = (
     "the built-in trainer has no multi-token prediction (model.mtp_layers): `frontrunner launch`"
     ' needs another one, by evaluator = "command"'
 )
-EXPERTS_COMPARED = (
-    "mixtures of experts were compared with 134 published steps, off by 18 % on average; no"
-    " constant was fitted to them"
-)
 COMPILED = (
     "compiled recipes run norms, activation, rotation and, in one piece, the loss as fused kernels"
 )
@@ -154,26 +168,32 @@ class Trust:
     """How far to trust estimates of one problem; `assumed` are cluster keys that take a common
     value.
 
-    `expected_error` is the mean error of step times, None where nothing is estimated or the
-    device's peak is assumed: `why_no_times` then states that no figure that follows from time is an
-    estimate. `software` are the training codes that are assumed, one for each engine, of an unknown
-    one what is stated.
+    `accuracy` is what was measured nearest to the problem, `expected_error` its mean error, and
+    `accuracy_in_words` states it, also where nothing was measured. `is_timed` is whether some
+    recipe has a step time. Where the device's peak is assumed `why_no_times` states that no figure
+    that follows from time is an estimate. `software` are the training codes that are assumed, one
+    for each engine, of an unknown one what is stated.
     """
 
     assumed: tuple[str, ...]
     expected_error: float | None
+    accuracy: Accuracy | None
+    accuracy_in_words: str
     remarks: tuple[str, ...]
     software: tuple[SoftwareSettings, ...] = field(default=(), repr=False)
     why_no_times: str | None = None
+    is_timed: bool = True
 
     def in_words(self) -> str:
         """Return what a step time of these estimates is worth."""
-        if self.expected_error is None:
+        if not self.is_timed:
             return self.why_no_times or "nothing is estimated"
-        off = f"expect step times to be off by {100 * self.expected_error:.0f} % on average"
         if self.why_no_times is not None:
-            return f"{off} where there is one; of the others {self.why_no_times}"
-        return f"estimates, not measurements: {off}"
+            return (
+                f"where there is a time, {self.accuracy_in_words}; of the others"
+                f" {self.why_no_times}"
+            )
+        return f"estimates, not measurements: {self.accuracy_in_words}"
 
     def assumed_in_words(self) -> str:
         """Return the keys of the cluster that were not given, with their values:
@@ -187,8 +207,9 @@ class Trust:
 
 
 def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float | None]) -> Trust:
-    """Return how far to trust estimates of these recipes; `errors` are the `expected_error` of
-    those at hand.
+    """Return how far to trust estimates of these recipes.
+
+    `errors` are the `expected_error` of those at hand, None where a recipe has no time.
     """
     found = each(recipes, lambda recipe: tuple({*unvalidated(recipe, problem)} - COMPARED))
     unknown = [choices for choices in found.tolist() if choices]
@@ -220,7 +241,6 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         f"{count} less certain: no measurement has validated {names}": (
             bool(unknown) and has_times(problem)
         ),
-        EXPERTS_COMPARED: problem.model.experts > 0 and has_times(problem),
         COMPILED: bool(each(recipes, attrgetter("compile"), np.bool_).any()),
         UNEVENLY_LOADED: (
             problem.model.experts > 0
@@ -233,15 +253,36 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
     keys = tuple(
         dict.fromkeys(itertools.chain(*(assumed(cluster, precision, code) for code in codes)))
     )
+    measured_error = accuracy_of(problem, codes)
     return Trust(
         assumed=keys,
-        expected_error=statistics.fmean(known) if known else None,
+        expected_error=None if measured_error is None or not known else measured_error.error,
+        accuracy=measured_error,
+        accuracy_in_words=(
+            why_not_compared(problem) if measured_error is None else measured_error.in_words()
+        ),
+        is_timed=bool(known),
         why_no_times=_why_no_times(keys) if None in errors or not known else None,
         remarks=tuple(remark for remark, holds in remarks.items() if holds),
         software=tuple(
             dict.fromkeys(described(problem, engine) for engine in ENGINES if engine in engines)
         ),
     )
+
+
+def accuracy_of(problem: Problem, codes: Sequence[Software]) -> Accuracy | None:
+    """Return the error measured nearest to the problem; all statements of accuracy are this one.
+
+    It is that of the cluster file's own steps, as far as it has some: of a fit to one of the codes,
+    else of the cluster. Otherwise it is that of published steps, or None.
+    """
+    cluster, precision = problem.cluster, problem.precision
+    for fit in (fit_of(cluster, precision, code) for code in codes):
+        if fit is not None and (error := getattr(fit.error, precision)) is not None:
+            return held_back(error, fit.rows)
+    if (own := own_error(cluster, precision)) is not None:
+        return held_back(own, None)
+    return nearest(problem, {code.name for code in codes} - {UNKNOWN.name})
 
 
 def _used_fit(fit: FittedCode) -> str:
@@ -294,12 +335,74 @@ def is_validated(cluster: Cluster, precision: str) -> bool:
     return own or (cluster.device in VALIDATED_DEVICES and precision != "fp32")
 
 
-def prior_deviations(cluster: Cluster, precision: str) -> dict[str, float]:
+def prior_deviations(cluster: Cluster, precision: str, share: float = 1.0) -> dict[str, float]:
     """Return the prior deviation of each of the formulas' constants on a cluster, whatever was
-    fitted to its codes.
+    fitted to its codes; `share` is that of `deviations_of`.
     """
     return deviations_of(
-        cluster, assumed(cluster, precision), is_validated=is_validated(cluster, precision)
+        cluster,
+        assumed(cluster, precision),
+        is_validated=is_validated(cluster, precision),
+        share=share,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Unknown:
+    """What is not known of the step times of some recipes, as logarithms.
+
+    `changes` are those of `priors.end_changes`, which recipes have in common. `row` is the
+    deviation of a row that no constant explains, `choices` the squared deviations of what recipes
+    have alike where they make the same choices, a row of the array for each, and `codes` the
+    squared 95 % ends between the training codes that an unknown one may be.
+    """
+
+    changes: Rows
+    row: float
+    choices: Rows
+    codes: tuple[Rows | float, Rows | float]
+
+
+def unknown_of(
+    cluster: Cluster, precision: str, software: Software, work: Workload, unjudged: Flags
+) -> Unknown:
+    """Return what is not known of the rows' step times.
+
+    It comes from the constants, and from what these do not explain; `unjudged` rows have choices
+    whose formulas are not validated. Of constants that were fitted to the code's steps the
+    posterior is left, and a row is as far off as those that were held back. The error that a
+    cluster states of its own rows holds all that it states or they feel.
+    """
+    fit, machine = fit_of(cluster, precision, software), Machine.of(cluster, precision, software)
+    share = 1.0 if software.stands_for else SHIPPED_SHARE  # of a code that nobody compared
+    deviations: dict[str, float | Rows] = {**prior_deviations(cluster, precision, share)}
+    row, own = ROW_ERROR, own_error(cluster, precision)
+    waits: list[Direction] = [{"exchange_s": UNSEEN_EXCHANGE}]
+    if fit is not None:
+        row = fitted_row_error(fit, precision)
+        waits = []
+    elif own is not None:
+        row, guessed = MEAN_TO_DEVIATION * own, scaled_by(assumed(cluster, precision))
+        deviations = {name: deviations[name] for name in guessed}
+        waits = []
+    nodes = work.devices / cluster.devices_per_node
+    if network := deviations.get("network_links"):
+        deviations["network_links"] = grown(cluster, precision, network, nodes)
+    if software.stands_for:  # whose host and overlap nobody has measured either
+        own_constants = [name for name in SOFTWARE_CONSTANTS if name in deviations]
+        deviations |= {name: OTHER_DEVICES * deviations[name] for name in own_constants}
+    is_uneven = (work.expert_deviation > 0) & (machine.efficiencies.rank_imbalance is None)
+    experts = (work.experts > 0) * np.hypot(EXPERTS_ERROR, is_uneven * ROUTED_ERROR)
+    choices = np.broadcast_arrays(_gains(machine, work), unjudged * UNJUDGED_ERROR, experts)
+    beyond = [] if fit is None else [of_network(_beyond(fit, nodes, deviations["network_links"]))]
+    independent = [*directions(deviations, fit), *beyond, *waits]
+    return Unknown(
+        changes=end_changes(cluster, precision, software, work, independent),
+        row=row,
+        choices=np.stack(choices) ** 2,
+        codes=(0.0, 0.0)
+        if _knows_code(fit)
+        else _between_codes(cluster, precision, software, work),
     )
 
 
@@ -309,42 +412,67 @@ def log_bounds(
     """Return how far the 95 % bounds of each row's step time are below and above its estimate, as
     logarithms.
 
-    They come from the constants, and from what these do not explain; `unjudged` rows have choices
-    whose formulas are not validated. Of constants that were fitted to the code's steps the
-    posterior is left, and a row is as far off as those that were held back. The error that a
-    cluster states of its own rows holds all that it states or they feel.
+    No step is faster than the matrix products that it needs (`least_step_s`).
     """
-    fit, machine = fit_of(cluster, precision, software), Machine.of(cluster, precision, software)
-    deviations: dict[str, float | Rows] = {**prior_deviations(cluster, precision)}
-    row, own = ROW_ERROR, own_error(cluster, precision)
-    if fit is not None:
-        row = fitted_row_error(fit, precision)
-    elif own is not None:
-        row, guessed = MEAN_TO_DEVIATION * own, scaled_by(assumed(cluster, precision))
-        deviations = {name: deviations[name] for name in guessed}
-    nodes = work.devices / cluster.devices_per_node
-    if network := deviations.get("network_links"):
-        deviations["network_links"] = grown(cluster, precision, network, nodes)
-    if software.stands_for:  # whose host and overlap nobody has measured either
-        own_constants = [name for name in SOFTWARE_CONSTANTS if name in deviations]
-        deviations |= {name: OTHER_DEVICES * deviations[name] for name in own_constants}
-    unknown = (work.expert_deviation > 0) & (machine.efficiencies.rank_imbalance is None)
-    experts = (work.experts > 0) * np.hypot(EXPERTS_ERROR, unknown * ROUTED_ERROR)
-    others = NORMAL_95 * np.hypot(
-        np.hypot(row, _gains(machine, work)), np.hypot(unjudged * UNJUDGED_ERROR, experts)
-    )
-    beyond = [] if fit is None else [of_network(_beyond(fit, nodes, deviations["network_links"]))]
-    below, above = log_ends(
-        cluster, precision, software, work, [*directions(deviations, fit), *beyond]
-    )
+    unknown = unknown_of(cluster, precision, software, work, unjudged)
+    below, above = log_ends(unknown.changes)
+    others = NORMAL_95**2 * (unknown.row**2 + unknown.choices.sum(axis=0))
     if (
         cluster.backend == "cpu" and cluster.matmul_flops(precision) is None
     ):  # ranks may share a core
         above = np.hypot(above, np.log(np.minimum(work.devices, cluster.devices_per_node)))
-    faster, slower = (
-        _between_codes(cluster, precision, software, work) if not _knows_code(fit) else (0.0, 0.0)
+    faster, slower = unknown.codes
+    below = np.sqrt(below**2 + others + faster)
+    if cluster.backend != "cpu":
+        expected_s = step_time(Machine.of(cluster, precision, software), work).total
+        least_s = least_step_s(cluster, precision, software, work)
+        below = np.minimum(below, np.log(np.maximum(expected_s / least_s, 1.0)))
+    return below, np.sqrt(above**2 + others + slower)
+
+
+def log_gain_over_first(
+    cluster: Cluster, precision: str, software: Software, work: Workload, unjudged: Flags
+) -> Rows:
+    """Return how much faster than estimated each row may be against the first one, as logarithms.
+
+    It is the 95 % end. What changes both rows alike does not change their order: only differences
+    count.
+    """
+    unknown = unknown_of(cluster, precision, software, work, unjudged)
+    closer, _ = log_ends(unknown.changes - unknown.changes[:, :, :1])
+    choices = np.abs(unknown.choices - unknown.choices[:, :1]).sum(axis=0)
+    found: Rows = np.sqrt(closer**2 + NORMAL_95**2 * (2 * unknown.row**2 + choices))
+    return found
+
+
+def most_matmul_share(cluster: Cluster) -> float:
+    """Return the share of the device's peak that matrix products plausibly reach at most."""
+    share = cluster.matmul_share or LARGEST_MATMUL_SHARE
+    return min(MOST_OVER_SHARE * share, 1.0)
+
+
+def least_step_s(cluster: Cluster, precision: str, software: Software, work: Workload) -> Rows:
+    """Return the time of each row's matrix products at the most that they plausibly reach.
+
+    Products that are computed a second time count, and so does the pipeline's bubble; data move in
+    no time.
+    """
+    machine = Machine.of(cluster, precision, software)
+    usual = cluster.matmul_share or ASSUMED["matmul_share"]
+    faster = most_matmul_share(cluster) / usual
+    if cluster.matmul_flops(precision) is not None:
+        faster = MOST_OVER_SHARE
+    ideal = replace(
+        at_best(machine),
+        matmul_flops=machine.matmul_flops * faster,
+        fp8_flops=machine.fp8_flops * faster,
+        memory_bytes_per_s=math.inf,
+        pair_bytes_per_s=math.inf,
+        node_bytes_per_s=math.inf,
+        network_bytes_per_s_per_node=math.inf,
+        host_bytes_per_s=math.inf,
     )
-    return np.sqrt(below**2 + others**2 + faster), np.sqrt(above**2 + others**2 + slower)
+    return step_time(ideal, work).total
 
 
 def fitted_row_error(fit: FittedCode, precision: str) -> float:

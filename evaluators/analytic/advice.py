@@ -19,6 +19,8 @@ from frontrunner.spaces.space import LARGEST_MICRO_BATCH, Space, divisors
 
 WORTH_ITS_COMPLEXITY = 0.05
 """A layout is preferred to a plainer one only if it is faster by more than this share; assumed."""
+WORTH_FREEING = 0.01
+"""Tiling is advised where it frees this share of a device's memory; assumed."""
 TILES = {"loss_chunks": 8, "feed_forward_tiles": 4}
 """What tiling is tried with; more pieces save little more, since the rest of a layer stays."""
 
@@ -336,14 +338,15 @@ def _one_copy(problem: Problem) -> OneCopy | None:
 
 
 def _tiling(found: Estimate, problem: Problem) -> Tiling | None:
+    """Return what tiling gives; None where it is in use, illegal, or frees too little memory."""
     if found.recipe.loss_chunks > 1:
         return None
     recipe = replace(found.recipe, **TILES)  # type: ignore[arg-type]
-    return (
-        None
-        if why_illegal(recipe, problem)
-        else Tiling(base=found, tiled=estimate_many([recipe], problem)[0])
-    )
+    if why_illegal(recipe, problem):
+        return None
+    tiling = Tiling(base=found, tiled=estimate_many([recipe], problem)[0])
+    worth = WORTH_FREEING * problem.cluster.memory_bytes_per_device
+    return tiling if tiling.saved_bytes >= worth else None
 
 
 def traffic_share(found: Estimate) -> float | None:

@@ -20,6 +20,7 @@ from frontrunner.evaluators.analytic.accuracy_bounds import (
     Trust,
     has_times,
     log_bounds,
+    log_gain_over_first,
     mean_error,
     trust_in,
     unvalidated,
@@ -59,6 +60,10 @@ million at once.
 
 AT_HAND = 10
 """How many of its best estimates a plan keeps; the error that it states is their mean."""
+NORMAL_90 = 1.282
+"""Of a normal's values, 90 % are below its mean plus so many standard deviations."""
+LARGE_DEVIATION = 0.5
+"""Of the logarithm of a peak; above it most of the peak is what libraries take; assumed."""
 SURE = 4.0
 """Standard deviations of a peak's logarithm above a device's memory from which a recipe surely does
 not fit; chosen on measured tables (docs/measurements.md).
@@ -74,11 +79,11 @@ class Estimate:
     Parts add up to `step_time_s` and `peak_memory_bytes` (the fullest rank's); `fit` is one of
     `memory.FITTING` or `memory.TOO_LARGE`. `limit` is the largest part that is not computing, or
     "compute", or "memory" where it does not fit; `unjudged` are choices whose formulas are not
-    validated. 95 of 100 measured times should lie within `step_time_bounds_s`, and be off by
-    `expected_error` on average. The memory is what a device must hold; 95 of 100 peaks should lie
-    within `peak_memory_bounds_bytes`. `training` is what all its tokens take. Where the device's
-    peak is assumed nothing that follows from time is an estimate: it is None, and `step_parts_s` is
-    empty.
+    validated. 95 of 100 measured times should lie within `step_time_bounds_s`, which is a mean
+    error of `expected_error`; what was measured is `Trust.accuracy`. The memory is what a device
+    must hold; 95 of 100 peaks should lie within
+    `peak_memory_bounds_bytes`. `training` is what all its tokens take. Where the device's peak is
+    assumed nothing that follows from time is an estimate: it is None, and `step_parts_s` is empty.
     """
 
     recipe_id: str
@@ -108,6 +113,14 @@ class Estimate:
             self.tokens_per_s * self.step_time_s / bound for bound in self.step_time_bounds_s
         )
         return slow, fast
+
+    @property
+    def step_time_p90_s(self) -> float | None:
+        """The 90th percentile: 90 of 100 measured step times should be at most this long."""
+        if self.step_time_bounds_s is None or self.step_time_s is None:
+            return None
+        above = math.log(self.step_time_bounds_s[1] / self.step_time_s)
+        return self.step_time_s * math.exp(NORMAL_90 / NORMAL_95 * above)
 
     @property
     def fits(self) -> bool:
@@ -167,7 +180,6 @@ class EstimateTable(Sequence[Estimate]):
             for columns, parts in ((times, step_time(machine, work)), (sizes, peak)):
                 for name, column in columns.items():
                     column[places] = getattr(parts, name)
-        factors = np.exp(NORMAL_95 * off)
         return tuple(
             self._one(
                 row,
@@ -176,7 +188,7 @@ class EstimateTable(Sequence[Estimate]):
                 {name: float(column[at]) for name, column in sizes.items()},
                 int(on_host[at]),
                 (float(ends[0, at]), float(ends[1, at])) if known[at] else None,
-                float(factors[at]),
+                float(off[at]),
             )
             for at, (row, recipe) in enumerate(zip(rows, recipes, strict=True))
         )
@@ -189,14 +201,14 @@ class EstimateTable(Sequence[Estimate]):
         memory_parts: Mapping[str, float],
         host_memory_bytes: int,
         log_ends: tuple[float, float] | None,
-        size_factor: float,
+        size_deviation: float,
     ) -> Estimate:
         time_s, peak = float(self.step_time_s[row]), float(self.peak_memory_bytes[row])
         waits = {name: seconds for name, seconds in step_parts.items() if name != "compute"}
         longest = max(waits, key=lambda name: waits[name])
         limit = longest if waits[longest] >= WORTH_NAMING * time_s else "compute"
         rate = rates(recipe, self.problem, time_s) if log_ends is not None else {}
-        bounds = (int(peak / size_factor), int(peak * size_factor))
+        bounds = memory_bounds(peak, size_deviation)
         judged = verdict(peak, self.problem.cluster.memory_bytes_per_device, bounds)
         return Estimate(
             recipe_id=recipe_id(self.problem, recipe),
@@ -243,6 +255,31 @@ class EstimateTable(Sequence[Estimate]):
         worth = np.where(self.fit < 2, -rates, self.peak_memory_bytes)
         return np.lexsort((worth, self.fit))
 
+    def undecided(self, rows: Sequence[int]) -> int:
+        """Return how many of these rows may have a higher rate than the first of them.
+
+        Rows that fit as well as the first are compared. The errors that both estimates share do
+        not count, unless their training codes differ.
+        """
+        rows = [row for row in rows if self.fit[row] == self.fit[rows[0]]]
+        recipes = [self.recipes[row] for row in rows]
+        if not rows or not has_times(self.problem, recipes[0].engine):
+            return 0
+        divisors = [self.problem.divisor(self.rate, recipe) for recipe in recipes]
+        rates = self.tokens_per_s[rows] / np.array(divisors)
+        others = ({*unvalidated(recipe, self.problem)} - BOUNDED for recipe in recipes)
+        unjudged = np.fromiter(map(bool, others), dtype=np.bool_)
+        cluster, precision = self.problem.cluster, self.problem.precision
+        ends, closer = np.zeros((2, len(rows))), np.full(len(rows), np.nan)
+        for places, machine, work in blocks(recipes, self.problem):
+            of = (cluster, precision, machine.software, work, unjudged[places])
+            ends[:, places] = log_bounds(*of)
+            if places[0] == 0:
+                closer[places] = log_gain_over_first(*of)
+        of_other_codes = np.isnan(closer)
+        closer[of_other_codes] = np.hypot(ends[0, of_other_codes], ends[1, 0])
+        return int(np.count_nonzero(np.log(rates[0] / rates[1:]) < closer[1:]))
+
     @property
     def fitting(self) -> int:
         """The number of recipes that fit, tight ones included; their rows are the first of
@@ -256,6 +293,18 @@ class EstimateTable(Sequence[Estimate]):
         return int(np.count_nonzero(self.fit == 1))
 
 
+def memory_bounds(peak_bytes: float, deviation: float) -> tuple[int, int]:
+    """Return the 95 % interval of a peak, whose logarithm has this standard deviation.
+
+    Beyond `LARGE_DEVIATION` the upper end grows in proportion: parts that are that uncertain are
+    added to others and multiply nothing.
+    """
+    lower = peak_bytes * math.exp(-NORMAL_95 * deviation)
+    upper = math.exp(NORMAL_95 * min(deviation, LARGE_DEVIATION))
+    upper += NORMAL_95 * max(deviation - LARGE_DEVIATION, 0.0)
+    return int(lower), int(peak_bytes * upper)
+
+
 def scaled(value: float, log_ends: tuple[float, float]) -> tuple[float, float]:
     """Return a value's bounds, from how far they are below and above as logarithms."""
     below, above = log_ends
@@ -267,8 +316,9 @@ class ShownPlan(Trust, Displayed):
     """A plan for programs: `fitting` of `legal` recipes fit, `tight` ones included, with the first
     `estimates`.
 
-    `front` has the first of the `front_recipes` that no other beats in both speed and memory. A
-    token goes through `active_parameters` of the model's `parameters`.
+    `front` has the first of the `front_recipes` that no other beats in both speed and memory.
+    `undecided` of the first `AT_HAND` recipes may be faster than the first of them. A token goes
+    through `active_parameters` of the model's `parameters`.
     """
 
     parameters: int
@@ -281,19 +331,22 @@ class ShownPlan(Trust, Displayed):
     estimates: tuple[Estimate, ...]
     front: tuple[Estimate, ...]
     front_recipes: int
+    undecided: int = 0
     rate: str = "tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Displayed):
     """The estimates of a space; `not_modelled` counts the legal recipes that the formulas omit, by
-    reason. `at_hand` are the first estimates in the table's order.
+    reason. `at_hand` are the first estimates in the table's order, of which `undecided` may be
+    faster than the first.
     """
 
     table: EstimateTable
     not_modelled: Mapping[str, int]
     trust: Trust
     at_hand: tuple[Estimate, ...]
+    undecided: int = 0
 
     @property
     def legal(self) -> int:
@@ -358,6 +411,7 @@ class Plan(Displayed):
             estimates=self.fastest(top),
             front=self.front[:top],
             front_recipes=len(self.front),
+            undecided=self.undecided,
             rate=self.table.rate,
             **vars(self.trust),
         )
@@ -371,9 +425,16 @@ def plan(recipes: Sequence[Recipe], problem: Problem, rate: str = "tokens") -> P
     omitted = Counter(reason for reason in reasons.tolist() if reason is not None)
     known = chosen(recipes, np.flatnonzero(reasons == None)) if omitted else recipes  # noqa: E711 - of each row
     table = replace(estimate_many(known, problem), rate=rate)
-    best = table.of(table.order[:AT_HAND].tolist())
+    first = table.order[:AT_HAND].tolist()
+    best = table.of(first)
     trust = trust_in(known, problem, [one.expected_error for one in best])
-    return Plan(table=table, not_modelled=dict(omitted), trust=trust, at_hand=best)
+    return Plan(
+        table=table,
+        not_modelled=dict(omitted),
+        trust=trust,
+        at_hand=best,
+        undecided=table.undecided(first[: table.fitting]),
+    )
 
 
 def not_modelled(recipe: Recipe) -> str | None:

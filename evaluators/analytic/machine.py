@@ -101,6 +101,9 @@ OTHER_RUNTIME_BYTES = 300 * 2.0**20
 """Python and torch, as measured on CPU; else a device's context with kernels that are loaded when
 first called (github.com/pytorch/pytorch/issues/107667).
 """
+RUNTIME_ERRORS = {"cpu": 0.3}
+"""Standard deviation of these bytes as a share, with the communicators': 1 unless stated. That of
+a CPU's processes, whose memory was measured, is assumed."""
 COMMUNICATOR_BYTES = {"cpu": 0.0}
 OTHER_COMMUNICATOR_BYTES = 688 * 2.0**20
 """What NCCL holds for one communicator, measured on 4 A100 over NVLink
@@ -147,6 +150,7 @@ class Machine:
     software: Software
     factor_bytes_share: float = 1.0
     """Bytes per value of a product's factors over those of its result."""
+    runtime_error: float = 1.0
 
     @classmethod
     def of(
@@ -194,6 +198,7 @@ class Machine:
             compute_units=cluster.compute_units
             or ASSUMED_COMPUTE_UNITS.get(cluster.backend, OTHER_COMPUTE_UNITS),
             runtime_bytes=RUNTIME_BYTES.get(cluster.backend, OTHER_RUNTIME_BYTES),
+            runtime_error=RUNTIME_ERRORS.get(cluster.backend, 1.0),
             communicator_bytes=COMMUNICATOR_BYTES.get(cluster.backend, OTHER_COMMUNICATOR_BYTES),
             attention_scale=ATTENTION_SCALES.get(cluster.device, 1.0),
             is_hopper=cluster.device in HOPPER,

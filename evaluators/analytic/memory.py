@@ -18,13 +18,12 @@ from frontrunner.evaluators.analytic.workload import Flags, Parts, Rows, Workloa
 PART_ERRORS: Mapping[str, float] = {
     "parameters": 0.05, "gradients": 0.05, "optimizer": 0.05, "activations": 0.1, "logits": 0.3,
     "working": 0.5,
-    "runtime": 1.0,
 }  # fmt: skip
 CODE_ERROR = 0.06
 """Standard deviations, as shares of each part and of the whole. Assumed: states are counted, a
-layer's moment is a share of what it keeps, and losses and allocators differ between versions. A
-context takes 0.3 or over 1 GB, NCCL 0.7 or 1.6 GB at its first collective and 6 with three
-communicators (github.com/NVIDIA/nccl/issues/864).
+layer's moment is a share of what it keeps, and losses and allocators differ between versions.
+What libraries take is off by `Machine.runtime_error`: a context takes 0.3 or over 1 GB, NCCL 0.7 or
+1.6 GB at its first collective and 6 with three communicators (github.com/NVIDIA/nccl/issues/864).
 """
 CACHED = 0.1
 """What torch's allocator keeps for later beside what tensors hold at most, as a share of it; off by
@@ -79,11 +78,9 @@ def log_deviation(
     What sequence parallelism gathers is kept or not where that is an option of the code: half of it
     is a deviation.
     """
-    off = {
-        name: share * getattr(peak, name)
-        for name, share in PART_ERRORS.items()
-        if name != "runtime" or kind in ("device", None)
-    }
+    off = {name: share * getattr(peak, name) for name, share in PART_ERRORS.items()}
+    if kind in ("device", None):
+        off["runtime"] = machine.runtime_error * peak.runtime
     off["cached"] = peak.cached(kind)
     if machine.software.may_keep_gathered:
         gathered = 2 * (1 - 1 / work.sequence_shards) * work.layers_first * micro_batches_held(work)

@@ -1,14 +1,18 @@
 """A simulated evaluator: instant outcomes from a rough cost formula, for rehearsals and tests of
 the driver.
 
-A roofline of the stated peak with a pipeline bubble and a charge for splitting layers; a pure
-function of recipe, problem and seed.
+Time is a roofline of the stated peak with a pipeline bubble and a charge for splitting layers,
+memory the formulas' peak: a pure function of recipe, problem and seed.
 """
 
 from __future__ import annotations
 
 import hashlib
 
+from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.memory import peak_memory
+from frontrunner.evaluators.analytic.software import coded
+from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.probe.measure import (
     hardware_flops_per_token,
     measured_steps,
@@ -22,11 +26,6 @@ from frontrunner.spaces.recipe import Recipe
 FALLBACK_PEAK_FLOPS = 1e14
 BEST_EFFICIENCY = 0.45
 SPLIT_CHARGE = 0.08
-BYTES_PER_PARAMETER = (4, 4, 8)
-ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN = 34
-"""A layer's activations for each token and hidden unit in 16 bits (arXiv 2205.05198, equation 1,
-first term).
-"""
 
 
 class Simulated(ImmediateEvaluator):
@@ -75,21 +74,11 @@ def _step_time_s(recipe: Recipe, problem: Problem) -> float:
 
 
 def _memory_bytes(recipe: Recipe, problem: Problem) -> int:
-    """Return the states of one rank by sharding degrees, and the activations of the micro-batches
-    in flight.
-    """
-    model = problem.model
-    share = model.parameters / (recipe.tensor_parallel * recipe.pipeline_parallel)
-    sizes = zip(BYTES_PER_PARAMETER, recipe.sharding.degrees, strict=True)
-    in_flight = min(recipe.accumulation, recipe.pipeline_parallel)
-    per_layer = (
-        problem.sequence_length * recipe.micro_batch_seqs * model.hidden / _ranks_of_a_layer(recipe)
-    )
-    per_layer *= 2 if recipe.recompute == "full" else ACTIVATION_BYTES_PER_TOKEN_AND_HIDDEN
-    layers = model.layers / recipe.pipeline_parallel
-    return int(
-        sum(share * size / degree for size, degree in sizes) + in_flight * layers * per_layer
-    )
+    """Return the peak of the fullest rank by the formulas of `plan`."""
+    software = coded(problem.software, recipe.engine)
+    machine = Machine.of(problem.cluster, problem.precision, software)
+    work = Workload.of([recipe], problem, software.pipeline_split)
+    return int(peak_memory(machine, work).total[0])
 
 
 def _ranks_of_a_layer(recipe: Recipe) -> int:

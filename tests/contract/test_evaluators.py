@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.probe.run_folder import RunFolder
@@ -200,3 +201,11 @@ def test_simulated_steps_lie_evenly_within_a_hundredth_of_what_its_formula_gives
         noises.add(max(off))
     assert len(noises) == 20
     assert 0.008 < max(noises) <= 0.01
+
+
+def test_simulated_memory_is_the_formulas_peak(setup: ProbeSetup) -> None:
+    """Of every recipe, since pictures show both beside each other."""
+    for recipe, estimate in zip(RECIPES, estimate_many(RECIPES, setup.problem), strict=True):
+        found = simulate(recipe, setup)
+        assert isinstance(found, Measurement)
+        assert set(found.peak_memory_bytes) == {estimate.peak_memory_bytes}

@@ -252,3 +252,10 @@ def test_one_device_is_a_cluster_too() -> None:
     assert found.chosen is not None
     assert found.chosen.name == ONE_COPY
     assert len(answers(found)) == 2
+
+
+def test_tiling_that_frees_nothing_is_not_advised() -> None:
+    """A small model with a short vocabulary has nothing to free, and chunks cost time."""
+    small = replace(GPT_22B, attention="flash", vocabulary=128, layers=4, hidden=256, heads=4,
+                    kv_heads=4, ffn_hidden=512)  # fmt: skip
+    assert advise(Space(), replace(PROBLEM, model=small)).tiling is None

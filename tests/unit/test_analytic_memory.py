@@ -7,6 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from frontrunner.evaluators.analytic.estimates import memory_bounds
 from frontrunner.evaluators.analytic.memory import (
     MemoryKind,
     PeakMemory,
@@ -15,6 +16,7 @@ from frontrunner.evaluators.analytic.memory import (
     memory_of_each,
     memory_of_ranks,
     peak_memory,
+    verdict,
 )
 from frontrunner.evaluators.analytic.software import (
     ALEPH_ALPHA,
@@ -27,7 +29,7 @@ from frontrunner.evaluators.analytic.software import (
 from frontrunner.evaluators.analytic.workload import Workload, stage_layers
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
-from support.analytic import GPT_22B, PROBLEM, machine, recipe, work
+from support.analytic import A100, GPT_22B, PROBLEM, machine, recipe, work
 
 
 @pytest.mark.parametrize(("sequence_parallel", "outside"), [(False, 10.0), (True, 10.0 / 8)])
@@ -326,6 +328,24 @@ def test_a_peak_is_less_certain_the_more_of_it_nobody_counts() -> None:
     assert off(used) == pytest.approx(math.hypot(0.05 / 2, 1.0 / 2, 0.06))
     assert off(used, "allocated") == off(states)
     assert off(states, "reserved") == pytest.approx(math.hypot(0.05 / 1.1, 0.1 / 1.1, 0.06))
+
+
+def test_wide_interval_of_a_small_peak_leaves_no_doubt_that_it_fits() -> None:
+    """The tutorial's processes take 0.28 GiB of 1, of which 0.26 GiB are Python and torch."""
+    cluster = replace(A100, backend="cpu", device="laptop")
+    tiny = replace(PROBLEM, model=replace(GPT_22B, layers=1, hidden=128, heads=4, kv_heads=4,
+                                          ffn_hidden=512, vocabulary=256))  # fmt: skip
+    plan, on_cpu = recipe(micro_batch_seqs=1, accumulation=8), machine(cluster)
+    peak = peak_memory(on_cpu, work(plan, problem=tiny))
+    total = float(peak.total[0])
+
+    deviation = float(log_deviation(on_cpu, work(plan, problem=tiny), peak)[0])
+    low, high = memory_bounds(total, deviation)
+
+    assert 0.2 < total / 2**30 < 0.4
+    assert 0 < low < total < high < 2 * total
+    assert verdict(total, 2**30, (low, high)) == "fits"
+    assert verdict(total, 1.2 * total, (low, high)) == "may not fit"
 
 
 def test_a_stated_peak_is_one_of_three_kinds() -> None:

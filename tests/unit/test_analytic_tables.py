@@ -82,6 +82,7 @@ def test_the_shipped_table_is_predicted_within_its_measured_error_and_without_bi
     for model, most in (("gpt-3.6b", 0.095), ("gpt-18.4b", 0.09), ("gpt-175b", 0.07)):
         assert off[models == model].mean() < most, model
     assert abs(np.log(found / measured).mean()) < 0.025
+    assert 0.9 <= judged(vtrain, found)["inside"] <= 0.98
 
 
 def test_the_shipped_table_s_recipes_are_ordered_as_they_were_measured(vtrain: Table) -> None:

@@ -14,7 +14,7 @@ from frontrunner.config.campaign import parse_cluster, read_cluster_file
 from frontrunner.evaluators.analytic.accuracy_bounds import fitted_row_error, log_bounds
 from frontrunner.evaluators.analytic.estimates import plan
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.priors import DEVIATIONS, LEARNED, directions
+from frontrunner.evaluators.analytic.priors import DEVIATIONS, LEARNED, SHIPPED_SHARE, directions
 from frontrunner.evaluators.analytic.software import CODES, coded, known_as
 from frontrunner.evaluators.diagnostics.calibration import cluster_toml
 from frontrunner.spaces.cluster import ByPrecision, Cluster, FittedCode, FittedConstant
@@ -117,8 +117,9 @@ def test_on_more_nodes_than_were_fitted_to_the_network_is_unknown_again() -> Non
     }
     seen, beyond = (width(fitted(NETWORK, nodes=nodes), **shape) for nodes in (8, 1))
     assert seen < beyond
+    unseen = SHIPPED_SHARE * DEVIATIONS["network_links"]
     assert beyond == pytest.approx(
-        width(fitted(replace(NETWORK, deviation=DEVIATIONS["network_links"]), nodes=8), **shape),
+        width(fitted(replace(NETWORK, deviation=unseen), nodes=8), **shape),
         rel=0.1,
     )
 

@@ -37,7 +37,7 @@ def test_what_is_not_known_of_a_cluster_widens_its_constants() -> None:
         deviations_of(cluster, (), is_validated=False)["network_links"]
         for cluster in (A100, reaches)
     )
-    assert unseen > 1
+    assert unseen > known["network_links"]
     assert measured < known["network_links"]
     assert set(known) == set(Machine.of(A100, "bf16", FRONTRUNNER).constants())
 

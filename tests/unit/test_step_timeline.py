@@ -16,7 +16,7 @@ from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import GlobalBatch
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, SCHEDULES, SPLIT_BACKWARD_SCHEDULES
 from frontrunner.spaces.sharding import Sharding
-from frontrunner.views.timeline import apart, cells, shown_ranks
+from frontrunner.views.timeline import apart, cells, print_timeline, shown_ranks
 from support import analytic
 
 pytestmark = pytest.mark.unit
@@ -164,3 +164,12 @@ def test_many_ranks_are_printed_as_an_even_selection_with_both_ends():
     assert [rank.rank for rank in shown_ranks(found)] == [0, 1, 2, 3]
     chosen = [rank.rank for rank in shown_ranks(many)]
     assert (len(chosen), chosen[0], chosen[-1]) == (16, 0, 63)
+
+
+def test_printed_bubbles_say_whose_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    found = replace(
+        step_timeline(recipe(ranks=4), PROBLEM), bubble_share=0.146, formula_bubble_share=0.089
+    )
+    print_timeline(found)
+    words = " ".join(capsys.readouterr().out.split())
+    assert "bubble 14.6 %, the mean of all ranks (8.9 % by the formulas, on the slowest" in words

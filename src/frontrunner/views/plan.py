@@ -26,7 +26,7 @@ from frontrunner.evaluators.analytic.advice import (
     traffic_share,
 )
 from frontrunner.evaluators.analytic.breakdown import Breakdown, Measured
-from frontrunner.evaluators.analytic.estimates import Estimate, Plan, ShownPlan
+from frontrunner.evaluators.analytic.estimates import AT_HAND, Estimate, Plan, ShownPlan
 from frontrunner.evaluators.analytic.memory import MARGIN
 from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow
 from frontrunner.evaluators.analytic.timeline import step_timeline
@@ -57,6 +57,7 @@ from frontrunner.views.columns import (
     RECIPE,
     RECIPE_ID,
     SCALINGS,
+    STEP_P90,
     TRAINING,
     Column,
     limited_by,
@@ -98,7 +99,10 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
             )
     if plan.legal > sum(plan.not_modelled.values()):
         out.print()
+        if plan.undecided:
+            out.say(_not_decided(plan))
         if plan.estimates:
+            out.say(f"p90: {STEP_P90.about}", style="dim")
             out.say(f"peak: {ESTIMATED_PEAK}", style="dim")
         if any(found.fit == "may not fit" for found in (*plan.estimates, *plan.front)):
             out.say(f"! {MAY_NOT_FIT}", style="dim")
@@ -110,6 +114,16 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
             style="dim",
             whole=True,
         )
+
+
+def _not_decided(plan: ShownPlan) -> str:
+    """Return that the order of the first places is not decided."""
+    others = min(AT_HAND, plan.fitting) - 1
+    first = "the next recipe" if others == 1 else f"{plan.undecided} of the next {others} recipes"
+    return (
+        f"the order of the first places is not decided: {first} may be faster than the first, by"
+        " the errors that the estimates do not share"
+    )
 
 
 def _print_counts(plan: ShownPlan) -> None:
@@ -461,7 +475,7 @@ def _why(advice: Advice, chosen: ParallelLayout) -> Iterator[str]:
             " layout is kept."
         )
     if advice.tiling is not None:
-        tiled, saved = advice.tiling.tiled, size(max(advice.tiling.saved_bytes, 0))
+        tiled, saved = advice.tiling.tiled, size(advice.tiling.saved_bytes)
         longer = (
             ""
             if (slower := advice.tiling.slower) is None

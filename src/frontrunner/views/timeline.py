@@ -70,8 +70,9 @@ def print_timeline(found: StepTimeline) -> None:
         f"; {left} of {len(found.ranks)} pipeline ranks are not shown" if left else ""
     )
     out.say(
-        f"{seconds(found.step_time_s)}, of which bubble {percent(found.bubble_share)} over all"
-        f" ranks; {stands}",
+        f"{seconds(found.step_time_s)}, of which bubble {percent(found.bubble_share)}, the mean of"
+        f" all ranks ({percent(found.formula_bubble_share)} by the formulas, on the slowest rank);"
+        f" {stands}",
         style="dim",
     )
     for words in found.differences:
