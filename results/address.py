@@ -71,8 +71,14 @@ class StoreAddress:
 
     @property
     def has_log(self) -> bool:
-        """Whether the file has a write-ahead log: it is in use, or its writer was killed."""
-        return self.path is not None and self.path.with_name(self.path.name + "-wal").exists()
+        """Whether the file has a write-ahead log: it is in use, or its writer was killed.
+
+        The log lies beside the file, not beside a link to it.
+        """
+        if self.path is None:
+            return False
+        file = self.path.resolve()
+        return file.with_name(f"{file.name}-wal").exists()
 
 
 def parse_address(text: str) -> StoreAddress:

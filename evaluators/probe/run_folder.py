@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,9 +68,11 @@ class RunFolder:
         """Return wall seconds from the job, step or oldest file to the newest: the time of a lost
         attempt.
         """
-        written = {
-            path.name: path.stat().st_mtime for path in self.path.glob("*") if path.is_file()
-        }
+        written = {}
+        for path in self.path.glob("*"):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                if path.is_file():
+                    written[path.name] = path.stat().st_mtime
         for name in (CANCEL, ATTEMPT):
             written.pop(name, None)
         began_s = [written[name] for name in ("job.json", STEP) if name in written] or [

@@ -17,15 +17,24 @@ from frontrunner.spaces.sharding import Sharding
 from frontrunner.views.columns import (
     CHOICES,
     COLUMNS,
+<<<<<<< ours
     Column,
     against,
     briefly,
     figures_in_words,
     used,
+=======
+    IMPORTANT,
+    Column,
+    briefly,
+    figures_in_words,
+    used,
+    words,
+>>>>>>> theirs
 )
 from frontrunner.views.history import noticed, print_history
 from frontrunner.views.results import print_ranking
-from frontrunner.views.terminal import Terminal, recorded, ruled_table
+from frontrunner.views.terminal import Terminal, column_table, recorded, ruled_table
 
 RECIPE = Recipe(
     devices=512, tensor_parallel=8, pipeline_parallel=16, schedule="1f1b", micro_batch_seqs=1,
@@ -149,3 +158,31 @@ def test_a_piped_table_is_as_wide_as_the_environment_states(
     monkeypatch.setenv("COLUMNS", "100")
     print_ranking([ROW])
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 101
+
+
+@pytest.mark.parametrize(
+    ("width", "titles"),
+    [
+        (50, ["recipe", "choices", "MFU"]),
+        (60, ["recipe", "layout", "options", "MFU"]),
+        (80, ["recipe", "layout", "options", "MFU", "days"]),
+    ],
+)
+def test_narrow_tables_join_choices_before_an_important_column_is_left_out(
+    width: int, titles: list[str]
+) -> None:
+    choice = {"drop": IMPORTANT, "whole": "choices"}
+    columns: list[Column[str]] = [
+        words("recipe", "recipe", lambda row: f"recipe-{row}"),
+        words("layout", "layout", lambda row: f"layout {row}", **choice),
+        words("options", "options", lambda row: f"recompute=selective-{row}", **choice),
+        words("mfu", "MFU", lambda row: "43.9 % or so", drop=IMPORTANT),
+        words("days", "days", lambda row: "1,000.0 days", drop=2, is_doubtful="b".__eq__),
+    ]
+    table = column_table(None, columns, ["a", "b"], width=width)
+    assert [column.header for column in table.columns] == titles
+    cells = [list(map(str, column.cells)) for column in table.columns]
+    if "choices" in titles:
+        assert cells[1] == [f"layout {row}, recompute=selective-{row}" for row in "ab"]
+    marked = cells[titles.index("days")] if "days" in titles else cells[0]
+    assert [text.endswith("!") for text in marked] == [False, True]

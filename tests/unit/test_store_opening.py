@@ -351,3 +351,12 @@ def test_a_store_that_is_opened_twice_in_one_process_is_still_seen_to_be_in_use(
         first.create_campaign(name="own", spec_json="{}", legal_recipes=1, problem_summary={})
     with open_store(str(path), read_only=True, create=False) as after:
         assert [campaign.name for campaign in after.campaigns()] == ["own", "other"]
+
+
+def test_reader_by_a_link_sees_what_the_log_holds(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "store.db"
+    link.symlink_to(make(tmp_path / "elsewhere" / "real.db", "kept"))
+    with open_store(str(link)) as writer, open_store(str(link), read_only=True) as reader:
+        writer.note("kept", "seen")
+        assert [event.kind for event in reader.events(1)] == ["seen"]

@@ -33,6 +33,12 @@ SCALINGS = (
     "strong scaling: the same global batch on all",
     "weak scaling: the global batch grows with the nodes",
 )
+IMPORTANT = 1
+"""`Column.drop` of what a table has to show at 80 characters, too: what tells recipes apart, how
+sure an estimate is, and the MFU.
+"""
+JOINED_WIDTH = 24
+"""The width to which columns that were joined may be wrapped."""
 Row = TypeVar("Row")
 Other = TypeVar("Other")
 
@@ -55,8 +61,10 @@ ENDINGS = {
 class Column(Generic[Row]):
     """A column: its key, its title, and how a row's value (None: a dash) becomes text.
 
-    A narrow terminal keeps columns with a `drop` of 0 and fits in the others, the lowest first;
-    `least` is the width to which one may be wrapped. `label` names a figure that stands alone,
+    A narrow terminal keeps columns with a `drop` of 0 and fits in the others, the lowest first.
+    Columns with a `drop` of `IMPORTANT` are worth joining others for: where they do not fit, those
+    of one `whole` become one column of that title. `least` is the width to which one may be
+    wrapped. `label` names a figure that stands alone,
     `brief` is its form in a line of them.
     """
 
@@ -67,6 +75,7 @@ class Column(Generic[Row]):
     drop: int = 0
     is_number: bool = True
     least: int | None = None
+    whole: str = ""
     label: str = ""
     brief: str = ""
     about: str = ""
@@ -110,14 +119,15 @@ def words(
 
 
 CHOICES: tuple[Column[Recipe], ...] = (
-    words("layout", "layout", Recipe.layout, drop=1,
+    words("layout", "layout", Recipe.layout, drop=IMPORTANT, whole="choices",
         about="tensor, pipeline, data and context parallel degrees"),
-    words("batch", "batch", "{0.micro_batch_seqs} x {0.accumulation}".format, drop=2,
-          about="micro-batch in sequences x accumulation"),
+    words("batch", "batch", "{0.micro_batch_seqs} x {0.accumulation}".format,
+        drop=IMPORTANT, whole="choices", about="micro-batch in sequences x accumulation"),
     words("sharding", "sharding",
-        lambda recipe: recipe.sharding_name if recipe.copies > 1 else None, drop=1),
-    words("options", "options", lambda recipe: ", ".join(recipe.options()) or None, drop=3,
-        least=19),
+        lambda recipe: recipe.sharding_name if recipe.copies > 1 else None,
+        drop=IMPORTANT, whole="choices"),
+    words("options", "options", lambda recipe: ", ".join(recipe.options()) or None,
+        drop=IMPORTANT, whole="choices", least=19),
 )  # fmt: skip
 
 
@@ -152,14 +162,14 @@ FIGURES: tuple[Column[Any], ...] = (
     Column("model_tflops_per_device", "TFLOPS/device", _figure("model_tflops_per_device"),
         thousands, drop=6,
            about="of the model's own work, without recomputation"),
-    Column("mfu", "MFU", _figure("mfu"), percent, drop=5,
+    Column("mfu", "MFU", _figure("mfu"), percent, drop=IMPORTANT,
            about="model FLOPs over the device's peak, with attention whole as if nothing were "
                  "masked"),
     Column("peak_memory_bytes_max_rank", "peak GiB",
         _figure("peak_memory_bytes_max_rank", "peak_memory_bytes"), gib,
            label="GiB at the peak", brief="{} GiB",
            about="memory of the fullest rank; marked where it may not fit",
-           drop=1, is_doubtful=lambda figures: getattr(figures, "fit", "fits") not in ("fits",
+           drop=2, is_doubtful=lambda figures: getattr(figures, "fit", "fits") not in ("fits",
                "does not fit")),
     ABOVE_IDLE,
     Column("repeats", "n", _figure("repeats"), drop=7, label="measurements", about="measurements"),
@@ -225,11 +235,11 @@ def limited_by(estimate: Estimate) -> str | None:
 STEP_BOUNDS: Column[Any] = Column(
     "step_time_bounds_s", "95 %", _figure("step_time_bounds_s"),
     lambda ends: " to ".join(map(seconds, ends)),
-    drop=4, about="where the measured step time should lie in 95 of 100 cases",
+    drop=IMPORTANT, about="where the measured step time should lie in 95 of 100 cases",
 )  # fmt: skip
 STEP_P90: Column[Any] = Column(
     "step_time_p90_s", "p90", _figure("step_time_p90_s"), seconds,
-    drop=4, about="cautious: 90 of 100 measured steps should be at most this long",
+    drop=2, about="cautious: 90 of 100 measured steps should be at most this long",
 )  # fmt: skip
 RATE_BOUNDS: Column[Any] = Column(
     "tokens_per_s_bounds", "95 %", _figure("tokens_per_s_bounds"),
@@ -264,6 +274,28 @@ def used(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[Column[Row
         for column in columns
         if not rows or any(column.value(row) is not None for row in rows)
     ]
+
+
+def joined(columns: Sequence[Column[Row]]) -> list[Column[Row]]:
+    """Return the columns with those of one `whole` as one column, in the place of the first."""
+    found: dict[str, Column[Row]] = {}
+    for column in columns:
+        parts = [other for other in columns if column.whole and other.whole == column.whole]
+        if len(parts) > 1:
+            found.setdefault(column.whole, _as_one(parts))
+        else:
+            found[column.key] = column
+    return list(found.values())
+
+
+def _as_one(parts: Sequence[Column[Row]]) -> Column[Row]:
+    def value(row: Row) -> str | None:
+        cells = (part.cell(row) for part in parts if part.value(row) is not None)
+        return ", ".join(cells) or None
+
+    title = parts[0].whole
+    column: Column[Row] = words(title, title, value, least=JOINED_WIDTH)
+    return column
 
 
 def figures_in_words(standing: RecipeStats, device_memory_bytes: int) -> list[tuple[str, str]]:

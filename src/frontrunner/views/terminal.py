@@ -18,7 +18,7 @@ from rich.text import Text
 
 from frontrunner.spaces.display import in_short
 from frontrunner.text import plain
-from frontrunner.views.columns import Column, used
+from frontrunner.views.columns import IMPORTANT, Column, joined, used
 
 Row = TypeVar("Row")
 PIPED_WIDTH = 140
@@ -117,8 +117,36 @@ def column_table(
 ) -> Table:
     """Return the rows as a table of at most `width` characters, if the columns that are always kept
     allow it.
+
+    Where an important column would be left out, columns that belong together become one.
     """
     filled = used(columns, rows)
+    cells, kept = _fitted(filled, rows, width)
+    if any(filled[place].drop <= IMPORTANT for place in range(len(filled)) if place not in kept):
+        filled = joined(filled)
+        cells, kept = _fitted(filled, rows, width)
+    table = ruled_table(title)
+    for place in kept:
+        column = filled[place]
+        justify, wraps = "right" if column.is_number else "left", column.least is not None
+        overflow = "fold" if wraps else "ellipsis"
+        table.add_column(column.title, justify=justify, no_wrap=not wraps, overflow=overflow)  # type: ignore[arg-type]
+    left_out = [column for place, column in enumerate(filled) if place not in kept]
+    doubts = [any(column.is_doubtful(row) for column in left_out) for row in rows]
+    if any(doubts):  # the first column has the mark of those that are left out
+        first = cells[kept[0]]
+        marks = ("!" if doubt else " " for doubt in doubts)
+        cells[kept[0]] = [f"{text} {mark}" for text, mark in zip(first, marks, strict=True)]
+    for number, row in enumerate(rows):
+        texts = (Text(cells[place][number]) for place in kept)
+        table.add_row(*texts, style="bold" if bold(row) else None)
+    return table
+
+
+def _fitted(
+    filled: Sequence[Column[Row]], rows: Sequence[Row], width: int
+) -> tuple[list[list[str]], list[int]]:
+    """Return the texts of each column's cells, and the places of the columns that fit."""
     cells, widths = [], []
     for column in filled:
         marks = ["!" if column.is_doubtful(row) else " " for row in rows]
@@ -130,13 +158,4 @@ def column_table(
     for place in sorted(range(len(filled)), key=lambda place: filled[place].drop):
         if not filled[place].drop or sum(widths[other] for other in (*kept, place)) <= width + 1:
             kept.append(place)
-    table = ruled_table(title)
-    for place in sorted(kept):
-        column = filled[place]
-        justify, wraps = "right" if column.is_number else "left", column.least is not None
-        overflow = "fold" if wraps else "ellipsis"
-        table.add_column(column.title, justify=justify, no_wrap=not wraps, overflow=overflow)  # type: ignore[arg-type]
-    for number, row in enumerate(rows):
-        texts = (Text(cells[place][number]) for place in sorted(kept))
-        table.add_row(*texts, style="bold" if bold(row) else None)
-    return table
+    return cells, sorted(kept)
