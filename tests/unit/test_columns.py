@@ -17,20 +17,13 @@ from frontrunner.spaces.sharding import Sharding
 from frontrunner.views.columns import (
     CHOICES,
     COLUMNS,
-<<<<<<< ours
+    IMPORTANT,
     Column,
     against,
     briefly,
     figures_in_words,
     used,
-=======
-    IMPORTANT,
-    Column,
-    briefly,
-    figures_in_words,
-    used,
     words,
->>>>>>> theirs
 )
 from frontrunner.views.history import noticed, print_history
 from frontrunner.views.results import print_ranking
