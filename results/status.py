@@ -285,7 +285,8 @@ def failures(
             connection, AttemptRow.trial_id.in_(ids if len(ids) <= MOST_BOUND else failed)
         )
         listed = [tries[trial_id] for trial_id in ids if trial_id in tries]
-    return [found for of_trial in listed if (found := _failed_trial(of_trial)) is not None]
+    trials = map(_failed_trial, listed)
+    return [one for one in trials if one is not None]
 
 
 def last_failure(store: Store, campaign: str | None, trial_number: int) -> Failure | None:

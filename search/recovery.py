@@ -213,7 +213,7 @@ def _recover_campaign(store: Store, folder: Path) -> Recovered:
 def _read_description(path: Path) -> Mapping[str, Any]:
     """Return what `describe_campaign` wrote; raise `InvalidInput` for a damaged file."""
     try:
-        found: Mapping[str, Any] = read_json(path)  # type: ignore[assignment] - it was found there
+        found: Mapping[str, Any] = read_json(path) or {}
         is_whole = (
             isinstance(json.loads(found["spec_json"]), dict)
             and isinstance(found["legal_recipes"], int)

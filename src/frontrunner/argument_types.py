@@ -49,7 +49,7 @@ def _adapter(function: Callable[..., Any], annotation: object) -> TypeAdapter[An
     """Return what checks values against an annotation; None where it cannot be resolved."""
     names = vars(sys.modules[function.__module__])
     try:
-        kind = eval(annotation, names) if isinstance(annotation, str) else annotation  # noqa: S307
+        kind: Any = eval(annotation, names) if isinstance(annotation, str) else annotation  # noqa: S307
         return TypeAdapter(kind, config={"arbitrary_types_allowed": True})
     except PydanticUserError:  # a class with a configuration of its own
         return _plain_adapter(kind)
