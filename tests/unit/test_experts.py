@@ -796,7 +796,7 @@ def test_bounds_of_experts_are_wider_and_more_so_where_a_router_deals() -> None:
     dense, dealt, routed, measured = (
         log_bounds(
             one.cluster, "bf16", FRONTRUNNER, work(recipe(**shape), problem=one), np.array([False])
-        )[0][0]
+        )[1][0]  # the slow end: the fast one ends at the products' own time
         for one in problems
     )
     assert dense < dealt < routed
@@ -830,7 +830,7 @@ def test_estimates_of_experts_are_marked() -> None:
     chosen = recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, expert_parallel=8)
     found = plan([chosen], of_experts())
     assert "mixtures of experts" in found.estimates[0].unjudged
-    assert any("mixtures of experts" in remark for remark in found.trust.remarks)
+    assert "mixtures of experts" in found.trust.accuracy_in_words
     routed = plan([chosen], of_experts(routing="learned"))
     unevenly = [
         any("unequally many tokens" in remark for remark in one.trust.remarks)

@@ -717,7 +717,7 @@ def test_plan_s_pages_state_what_their_times_are_worth(client: TestClient) -> No
     plan = shown(client, f"/plan?{query}")
     recipe = shown(client, f"/plan/recipe?{query}")
     for page in (plan, recipe):
-        assert "expect step times to be off by" in page
+        assert "were off by" in page, "what published steps measured"
         assert "Training code assumed: unknown" in page
     assert re.search(r"[\d.]+ m?s per step, in 95 of 100 cases [\d.]+ m?s to [\d.]+ m?s", recipe)
     assert re.search(r"<span>step, 95 %: [\d.]+ m?s to [\d.]+ m?s</span>", recipe)

@@ -46,7 +46,7 @@ from support.page_stores import page_store
 from support.rankings import measurement, record, start
 from support.services import UNLIMITED, browser, remote, settings, tokens_of
 
-OF_FILES = {"advise", "plan", "plan_clusters", "scaling", "survey", "import_config"}
+OF_FILES = {"advise", "plan", "plan_clusters", "scaling", "survey", "import_config", "check_log"}
 """What reads a campaign file of this machine, and no store. A service estimates one too, so the
 client has `plan`.
 """
@@ -63,7 +63,7 @@ RUN_HERE = {
 WRITING = {"import_table", "TableForm", "mirror", "fit_campaign", "fit_tables", "plan_replay"}
 KEEPING = {
     "backup_store", "check_store", "copy_store", "import_archive", "prunable", "prune_store",
-    "upgrade_store",
+    "recover_store", "upgrade_store",
 }  # fmt: skip
 """Done by whoever keeps the store, where it lies."""
 ACTIONS = {

@@ -23,7 +23,7 @@ BY_SERVER += "|export|budget|rename|label|delete|mcp"
 BY_STORE = (
     f"{BY_SERVER}|launch|resume|measure|sweep|scale|replay|profile|dryrun|import|calibrate|doctor"
 )
-BY_STORE += "|serve|store check|store backup|store upgrade|store copy|store prune"
+BY_STORE += "|serve|store check|store recover|store backup|store upgrade|store copy|store prune"
 BY_STORE += "|store import-archive"
 BY_SERVER += "|users add|users list|users remove"
 """Commands with --server, and with --store."""
