@@ -37,7 +37,7 @@ from fuzz_kinds import Kind, kinds
 
 from frontrunner.spaces.errors import FrontrunnerError, NotFound
 
-LONGEST_S = 1.0
+LONGEST_S = 3.0
 """Of processor time, and as much again for every `LARGE_BYTES`: reading a long table row by row
 takes what it takes.
 """
@@ -133,7 +133,7 @@ class Fuzzer:
         tally.cpu_s += took
         tally.longest_s = max(tally.longest_s, took)
         if finding is None and took > LONGEST_S * (1 + len(content) / LARGE_BYTES):
-            finding = "took longer than a second"
+            finding = f"took longer than {LONGEST_S:g} s of processor time"
             tally.accepted, tally.refused = before
         if finding is not None:
             tally.findings[finding] += 1

@@ -51,7 +51,7 @@ device = "test"
 backend = "cuda"
 nodes = 2
 devices_per_node = 4
-memory_gib_per_device = 2.4
+memory_gib_per_device = 1.2
 [problem]
 sequence_length = 512
 global_batch = 32
