@@ -159,9 +159,10 @@ class Store:
         spec_json: str,
         legal_recipes: int,
         problem_summary: Mapping[str, object],
+        created_at: str | None = None,
     ) -> Campaign:
-        """Add a campaign in state `created`; raises `NameTaken`, and `InvalidInput` for what is not
-        a name.
+        """Add a campaign in state `created`, by default now; raises `NameTaken`, and `InvalidInput`
+        for what is not a name.
         """
         require_campaign_name("campaign.name", name)
         with self.database.write(whole_store=True) as connection:
@@ -174,7 +175,7 @@ class Store:
                 spec_json=spec_json,
                 problem_json=canonical_json(dict(problem_summary)),
                 legal_recipes=legal_recipes,
-                created_at=now,
+                created_at=created_at or now,
                 updated_at=now,
             )
             return value_of(Campaign, connection.execute(made.returning(CampaignRow)).one())

@@ -1,7 +1,8 @@
 """Outcomes that lie in run folders and not in the store, and their way back into one.
 
 Each driver describes its campaign in the campaign's run folder, and each attempt in its own folder.
-With the outcome that the evaluator writes there, that is all that a store needs to know.
+With the outcome that the evaluator writes there, that is all that a store needs to know. A campaign
+is known by the time of its creation: campaigns of two stores may have one name and one run folder.
 """
 
 from __future__ import annotations
@@ -29,17 +30,15 @@ from frontrunner.results.store import Store
 from frontrunner.results.writer import CampaignWriter
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.spaces.display import Displayed
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NameTaken, NotFound
+from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, NameTaken
 from frontrunner.spaces.recipe import Recipe
 
-CAMPAIGN = "campaign.json"
-"""File in a campaign's run folder that describes the campaign."""
+DESCRIPTIONS = "campaign-*.json"
+"""Files in run folders that describe campaigns, each named after the time of its creation."""
 NOT_STORED = "run folders"
 """Rule that the store has every outcome that lies in its campaigns' run folders."""
 RECOVERED = "recovered"
 """Event of outcomes that were read back from run folders, with their number and the folder."""
-MAY_CHANGE = ("budget", "run_root", "file", "changes")
-"""Keys of a specification in which two descriptions of one campaign may differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +46,8 @@ class Recovered(Displayed):
     """What was read back of one campaign.
 
     `recovered` counts the outcomes that are in the store now and were not; `known` those that were.
-    `left_to_resume` are outcomes of attempts that the store takes for running, which `resume`
-    collects, and `unreadable` the folders whose files are damaged, incomplete or of an earlier
-    version.
+    `left_to_resume` are outcomes of trials that the store takes for running: `resume` ends these.
+    `unreadable` are folders whose files are damaged, incomplete or of an earlier version.
     """
 
     campaign: str
@@ -63,6 +61,7 @@ class Recovered(Displayed):
 
 @dataclass(frozen=True, kw_only=True)
 class _FoundAttempt:
+    created_at: str  # of its campaign
     folder: Path
     trial: int
     number: int
@@ -76,8 +75,9 @@ class _FoundAttempt:
 def describe_campaign(folder: Path, campaign: Campaign) -> None:
     """Write down in a campaign's run folder what recovery needs to know of the campaign."""
     folder.mkdir(parents=True, exist_ok=True)
+    created = "".join(filter(str.isdigit, campaign.created_at))
     write_json(
-        folder / CAMPAIGN,
+        folder / DESCRIPTIONS.replace("*", created),
         {
             "run_folder": str(folder.absolute()),
             "name": campaign.name,
@@ -109,33 +109,41 @@ def describe_attempt(folder: Path, campaign: Campaign, trial: Trial, attempt: At
 def recover(store: Store, folder: Path) -> list[Recovered]:
     """Read the outcomes of run folders back into a store.
 
-    `folder` is the run folder of one campaign, or the folder that holds those of several. A
-    campaign that the store does not have is made; one that it has must be the same. Outcomes that
-    it has are left as they are, so that a second call changes nothing.
+    `folder` is the run folder of one campaign, the folder that holds those of several, or a file
+    that describes a campaign. A campaign that the store does not have is made. Outcomes that it has
+    are left as they are, so that a second call changes nothing.
 
-    Raises `InvalidInput` where no campaign is described there, `NameTaken` where the store has
-    another campaign of this name, and `AlreadyDriven` where a driver holds it.
+    Raises `InvalidInput` where no campaign is described there, `NameTaken` where another campaign
+    has the same name, and `AlreadyDriven` where a driver holds it.
     """
-    return [_recover_campaign(store, one) for one in require_described(folder)]
+    described = {path: _read_description(path) for path in require_described(folder)}
+    _refuse_taken_names(store, described)
+    return [
+        _recover_campaign(store, path.parent, description)
+        for path, description in described.items()
+    ]
 
 
 def require_described(folder: Path) -> list[Path]:
-    """Return the run folders of campaigns at a path: itself, or those in it.
+    """Return the files that describe campaigns in a run folder, or in the run folders in it; the
+    path itself if it is such a file.
 
     Raises `InvalidInput` where there are none.
     """
-    described = {*folder.glob(CAMPAIGN), *folder.glob(f"*/{CAMPAIGN}")}
+    if folder.match(DESCRIPTIONS) and folder.is_file():
+        return [folder]
+    described = sorted({*folder.glob(DESCRIPTIONS), *folder.glob(f"*/{DESCRIPTIONS}")})
     if not described:
         raise InvalidInput(
-            f"{folder}: expected the run folder of a campaign, with {CAMPAIGN}, or the folder that"
-            " holds such run folders",
+            f"{folder}: expected the run folder of a campaign, with {DESCRIPTIONS}, or the folder"
+            " that holds such run folders",
             hint=(
                 "each campaign has one in frontrunner-runs beside its store, or in"
-                f" store.run_folder; those of earlier versions have no {CAMPAIGN} and cannot be"
-                " read back"
+                f" store.run_folder; those of earlier versions have no {DESCRIPTIONS} and cannot"
+                " be read back"
             ),
         )
-    return sorted(path.parent for path in described)
+    return described
 
 
 def outcomes_not_stored(store: Store) -> Finding | None:
@@ -150,11 +158,10 @@ def outcomes_not_stored(store: Store) -> Finding | None:
         except FrontrunnerError:
             continue  # imported, or on several node types: it has no run folders
         stored, running = _stored_folders(store, campaign)
-        rows += [
-            {"campaign": campaign.name, "run_folder": str(path)}
-            for path in _attempt_folders(run_folder)
-            if path not in stored | running and RunFolder(path).outcome() is not None
-        ]
+        for path in _attempt_folders(run_folder):
+            attempt = None if path in stored | running else _attempt_in(path)
+            if attempt is not None and attempt.created_at == campaign.created_at:
+                rows.append({"campaign": campaign.name, "run_folder": str(path)})
     if not rows:
         return None
     return Finding(
@@ -183,27 +190,34 @@ def _stored_folders(store: Store, campaign: Campaign) -> tuple[set[Path], set[Pa
     return stored, {Path(row.run_folder).resolve() for row in rows} - stored
 
 
-def _recover_campaign(store: Store, folder: Path) -> Recovered:
-    described = _read_description(folder / CAMPAIGN)
+def _recover_campaign(store: Store, folder: Path, described: Mapping[str, Any]) -> Recovered:
     campaign, is_new = _campaign_of(store, described)
     stored, running = _stored_folders(store, campaign)
-    found, unreadable, known, left = list[_FoundAttempt](), list[Path](), 0, 0
+    open_trials = {
+        trial.recipe_id for trial in store.trials(campaign.id) if trial.state is TrialState.RUNNING
+    }
+    to_store, unreadable, known, left = list[_FoundAttempt](), list[Path](), 0, 0
     for path in _attempt_folders(folder):
+        attempt = _attempt_in(path)
         if path in stored:
             known += 1
         elif path in running:
             left += 1
-        elif (attempt := _attempt_in(path, described)) is not None:
-            found.append(attempt)
-        else:
+        elif attempt is None:
             unreadable.append(path)
-    if found:
-        _store_attempts(store, campaign, folder, found)
+        elif attempt.created_at != campaign.created_at:
+            continue  # of another store's campaign of this name
+        elif attempt.recipe_id in open_trials:
+            left += 1
+        else:
+            to_store.append(attempt)
+    if to_store:
+        _store_attempts(store, campaign, folder, to_store)
     return Recovered(
         campaign=campaign.name,
         folder=folder,
         is_new=is_new,
-        recovered=len(found),
+        recovered=len(to_store),
         known=known,
         left_to_resume=left,
         unreadable=tuple(unreadable),
@@ -218,7 +232,8 @@ def _read_description(path: Path) -> Mapping[str, Any]:
             isinstance(json.loads(found["spec_json"]), dict)
             and isinstance(found["legal_recipes"], int)
             and isinstance(found["problem_summary"], dict)
-            and all(isinstance(found[key], str) for key in ("name", "created_at"))
+            and isinstance(found["name"], str)
+            and datetime.fromisoformat(found["created_at"]).tzinfo is not None
         )
     except (ValueError, KeyError, TypeError):
         is_whole = False
@@ -231,47 +246,51 @@ def _read_description(path: Path) -> Mapping[str, Any]:
     return found
 
 
+def _refuse_taken_names(store: Store, described: Mapping[Path, Mapping[str, Any]]) -> None:
+    """Raise `NameTaken` before anything is written, where two campaigns would have one name."""
+    names = {campaign.created_at: campaign.name for campaign in store.campaigns()}
+    for path, description in described.items():
+        name, created_at = description["name"], description["created_at"]
+        if created_at not in names and name in names.values():
+            raise NameTaken(
+                f"{path} describes another campaign {name} than one that the store has, or would"
+                " have: it was created at another time",
+                hint=(
+                    "read it into a store of its own:"
+                    f" frontrunner store recover {path} --store OTHER.db"
+                ),
+            )
+        names.setdefault(created_at, name)
+
+
 def _campaign_of(store: Store, described: Mapping[str, Any]) -> tuple[Campaign, bool]:
-    """Return the store's campaign that a file describes, and whether it was made now.
+    """Return the store's campaign that a file describes, and whether it was made now."""
+    names = {campaign.created_at: campaign.name for campaign in store.campaigns()}
+    created_at = described["created_at"]
+    if created_at in names:
+        return store.campaign(names[created_at]), False
+    made = store.create_campaign(
+        name=described["name"],
+        spec_json=described["spec_json"],
+        legal_recipes=described["legal_recipes"],
+        problem_summary=described["problem_summary"],
+        created_at=created_at,
+    )
+    return made, True
 
-    A renamed campaign is known by the time of its creation.
+
+def _attempt_in(path: Path) -> _FoundAttempt | None:
+    """Return the attempt of a folder; None where a file is missing, damaged or of another
+    folder.
     """
-    name, spec_json = described["name"], described["spec_json"]
-    created = {one.created_at: one.name for one in store.campaigns()}
-    try:
-        campaign = store.campaign(created.get(described["created_at"], name))
-    except NotFound:
-        made = store.create_campaign(
-            name=name,
-            spec_json=spec_json,
-            legal_recipes=described["legal_recipes"],
-            problem_summary=described["problem_summary"],
-        )
-        return made, True
-    if _lasting(campaign.spec_json) != _lasting(spec_json):
-        raise NameTaken(
-            f"the store has another campaign {name}, with other sections than the run folder's",
-            hint="name another store with --store; then: frontrunner store copy --campaign",
-        )
-    return campaign, False
-
-
-def _lasting(spec_json: str) -> dict[str, Any]:
-    """Return what of a campaign's specification stays the same as long as it exists."""
-    return {key: value for key, value in json.loads(spec_json).items() if key not in MAY_CHANGE}
-
-
-def _attempt_in(path: Path, described: Mapping[str, Any]) -> _FoundAttempt | None:
-    """Return the attempt of a folder; None where it is not of this campaign, or not whole."""
     folder = RunFolder(path)
     try:
         outcome, about = folder.outcome(), folder.own(ATTEMPT)
         if outcome is None or about is None:
             return None
-        if about["campaign_created_at"] != described["created_at"]:
-            return None
         written_s = (path / "outcome.json").stat().st_mtime
         return _FoundAttempt(
+            created_at=str(about["campaign_created_at"]),
             folder=path,
             trial=int(about["trial"]),
             number=int(about["attempt"]),

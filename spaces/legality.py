@@ -763,6 +763,10 @@ TRAINER_RULES: dict[str, tuple[Rules, ...]] = {
     "nanotron": (_nanotron,),
 }
 _CORE = frozenset({"context-parallel-heads", "experts-tensor", "micro-batches", "tied-pipeline"})
+UNKNOWN_RULE = "trainer-unknown"
+"""Mark of a recipe that the built-in trainer refuses, and of which the problem's trainer is not
+known.
+"""
 SETTLED: dict[str, frozenset[str]] = {
     "megatron-lm": _CORE,
     "nemo": _CORE,
@@ -803,7 +807,9 @@ def rules_of(engine: str, trainer: str | None) -> tuple[Rules, ...]:
 
 
 def _unsettled(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
-    """Yield what the built-in trainer refuses, and of which the problem's trainer is not known."""
+    """Yield what the built-in trainer refuses while it is not known whether the problem's trainer
+    does.
+    """
     if problem.trainer is None:
         return
     settled = SETTLED.get(problem.trainer, frozenset())
@@ -811,7 +817,7 @@ def _unsettled(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
         for code, text in rule(recipe, problem):
             if code in BUILT_IN_CODES - settled:
                 known = f"whether {problem.trainer} runs it is not known"
-                yield Reason("trainer-unknown", f"the built-in trainer would not: {text}; {known}")
+                yield Reason(UNKNOWN_RULE, f"the built-in trainer would not: {text}; {known}")
 
 
 def marks(recipe: Recipe, problem: Problem) -> Iterator[Reason]:

@@ -47,8 +47,9 @@ class ComparedSteps:
 class Accuracy:
     """The error that was measured nearest to a problem.
 
-    `error` is the mean over `codes`, which weigh the same, and `least` and `most` are the smallest
-    and the largest of theirs. `of` says in words which steps they are.
+    `error` is the mean over the training codes, which weigh the same however many steps each has;
+    `least` and `most` are the smallest and the largest mean error of one code. `of` says in words
+    which steps they are.
     """
 
     error: float
@@ -60,10 +61,13 @@ class Accuracy:
 
     def in_words(self) -> str:
         """Return the statement: of which steps, and how far these were off."""
-        off = f"{self.of} were off by {100 * self.error:.0f} % on average"
         if self.least == self.most:
-            return off
-        return f"{off} ({100 * self.least:.0f} to {100 * self.most:.0f} % by training code)"
+            return f"{self.of} were off by {100 * self.error:.0f} % on average"
+        return (
+            f"{self.of} were off by {100 * self.least:.0f} to {100 * self.most:.0f} % on average,"
+            f" depending on the code; the mean over these {len(self.codes)} codes is"
+            f" {100 * self.error:.0f} %"
+        )
 
 
 @functools.cache

@@ -37,6 +37,7 @@ from frontrunner.evaluators.export.reading import (
     refuse_other_problem,
     split_files,
 )
+from frontrunner.evaluators.export.shell import Undecided
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.model import Model, RotaryScaling
 from frontrunner.spaces.problem import Problem
@@ -339,9 +340,7 @@ def _settings(given: Given) -> Options:
     if (table := _toml(given.text)) is not None:
         return Options(_current(_whole(table)))
     said = read_options(given.text)
-    name = said.text("--job.config-file") or str(
-        said.variables.get("CONFIG_FILE=", said.variables.get("CONFIG_FILE", ""))
-    )
+    name = said.text("--job.config-file") or _config_file(said)
     values = _current(said.values)
     if not name.endswith(".toml"):
         return Options(values, said.seen)
@@ -351,6 +350,16 @@ def _settings(given: Given) -> Options:
     if (table := _toml(text)) is None:
         raise InvalidInput(f"{shown_key(name)} is not valid TOML with sections")
     return Options(_current(_whole(table)) | values)
+
+
+def _config_file(said: Options) -> str:
+    """Return the value of a script's CONFIG_FILE, empty if it has none; raise `InvalidInput` where
+    it depends on a test that is not known.
+    """
+    value = said.variables.get("CONFIG_FILE=", said.variables.get("CONFIG_FILE", ""))
+    if isinstance(value, Undecided):
+        raise value.refuse("CONFIG_FILE")
+    return str(value)
 
 
 def _toml(text: str) -> dict[str, Any] | None:

@@ -8,14 +8,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.external.logs import LoggedStep, LogReader, patterns_of
+from frontrunner.evaluators.external.logs import LoggedStep, LogReader, Statement, patterns_of
 from frontrunner.evaluators.external.supervisor import LOG, Log
 from frontrunner.evaluators.external.trainers import log_patterns
 from frontrunner.evaluators.probe.files import tail
 from frontrunner.spaces.display import Displayed
-from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.spaces.errors import bad_value, read_bytes
 
 LAST_LINES = 5
+MAX_BYTES = 2**28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +35,6 @@ class SampleStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleStatement:
-    """What the trainer states about its configuration: a figure, its value, and the line."""
-
-    figure: str
-    value: float
-    line: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class LogSample(Displayed):
     """Figures that a campaign's patterns find in a log.
 
@@ -52,20 +44,17 @@ class LogSample(Displayed):
 
     steps: tuple[SampleStep, ...]
     peak_memory_bytes: int | None
-    statements: tuple[SampleStatement, ...]
+    statements: tuple[Statement, ...]
 
 
 def read_sample(settings: CommandSettings, path: Path) -> LogSample:
     """Read a log file by the patterns of a campaign's [command].
 
-    Raises `InvalidInput` where the file cannot be read or has no finished step, with its last
-    lines.
+    Raises `NotFound` where there is no such file, and `InvalidInput` where it is too long or has no
+    finished step, with its last lines.
     """
     patterns = patterns_of(log_patterns(settings))
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"{path}: {error.strerror}", hint="name a log of the trainer") from None
+    content = read_bytes(path, "log", hint="name a log of the trainer", most=MAX_BYTES)
     with TemporaryDirectory() as folder:
         log = Log(Path(folder) / LOG)
         log.write(content)
@@ -84,10 +73,7 @@ def read_sample(settings: CommandSettings, path: Path) -> LogSample:
     return LogSample(
         steps=_without_arrival(reader.steps),
         peak_memory_bytes=reader.peak_memory_bytes or None,
-        statements=tuple(
-            SampleStatement(figure=one.figure, value=one.value, line=one.source)
-            for one in reader.statements
-        ),
+        statements=reader.statements,
     )
 
 

@@ -167,7 +167,8 @@ class LoggedStep:
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
 
 
-class Statement(NamedTuple):
+@dataclass(frozen=True)
+class Statement:
     """A source's statement about the configuration: a figure of `STATEMENTS`, its value, and the
     source's text.
     """

@@ -59,7 +59,8 @@ def check_log(
 ) -> LogSample:
     """Return what a campaign with `evaluator = "command"` would read from a log; nothing is run.
 
-    Raises `InvalidInput` where no line of the log is recognized as a finished step.
+    Raises `NotFound` for a missing log, and `InvalidInput` where no line of it is recognized as a
+    finished step.
     """
     spec = campaign_of(campaign).spec
     if spec.evaluator != "command":

@@ -73,7 +73,7 @@ from frontrunner.spaces.errors import (
     naming,
     require_campaign_name,
 )
-from frontrunner.spaces.legality import marks, why_illegal
+from frontrunner.spaces.legality import UNKNOWN_RULE, marks, why_illegal
 from frontrunner.spaces.problem import Problem as CampaignProblem
 from frontrunner.spaces.recipe import DIMENSIONS, ENGINES, Recipe
 from frontrunner.spaces.space import Space
@@ -436,9 +436,7 @@ def import_config(
         illegal=str(reason) if reason else None,
         illegal_here=str(not_here) if not_here else None,
         legal_engines=_legal_engines(recipe, spec.problem) if not_here else (),
-        warnings=tuple(
-            str(mark) for mark in marks(recipe, problem) if mark.code == "trainer-unknown"
-        ),
+        warnings=tuple(str(mark) for mark in marks(recipe, problem) if mark.code == UNKNOWN_RULE),
         ignored=tuple(key for key in left_out if not is_harmless(key)),
         harmless=tuple(filter(is_harmless, left_out)),
         file=None if reason or not_here else _file(spec, recipe, identity),

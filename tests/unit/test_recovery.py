@@ -15,7 +15,7 @@ from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
 from frontrunner.search.campaign_setup import change_budget, stored_spec
-from frontrunner.search.recovery import CAMPAIGN, outcomes_not_stored, recover
+from frontrunner.search.recovery import outcomes_not_stored, recover
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput, NameTaken
 from support.drivers import LEGAL, Campaigns, failure
@@ -95,8 +95,33 @@ def test_recover_leaves_an_attempt_that_resume_collects(campaigns: Campaigns) ->
     change(folder / "outcome.json", lambda table: table | {"run_folder": str(folder)})
     writer.start_attempt(writer.repeat(trial), run_folder=str(folder))
     assert outcomes_not_stored(store) is None
+    another = shutil.copytree(folder, spec.run_folder / "00001.3")
+    for name in ("outcome.json", "attempt.json"):
+        change(another / name, lambda table: table | {"run_folder": str(another)})
     (found,) = recover(store, spec.run_folder)
-    assert (found.recovered, found.known, found.left_to_resume) == (0, 1, 1)
+    assert (found.recovered, found.known, found.left_to_resume) == (0, 1, 2)
+
+
+def test_campaigns_of_two_stores_may_share_a_run_folder(
+    tmp_path: Path, campaigns: Campaigns
+) -> None:
+    record, spec = campaigns.create(budget={"probes": 2})
+    campaigns.driver(record, spec).run()
+    with open_store(str(tmp_path / "other.db")) as other:
+        beside = Campaigns(other, campaigns.folder)
+        theirs, spec_there = beside.create(budget={"probes": 3})
+        beside.driver(theirs, spec_there).run()
+        assert spec_there.run_folder == spec.run_folder
+        assert outcomes_not_stored(other) is None
+    assert outcomes_not_stored(campaigns.store) is None
+    new = str(tmp_path / "new.db")
+    with pytest.raises(NameTaken, match="describes another campaign"):
+        api.recover_store(spec.run_folder, store=new)
+    found = [
+        api.recover_store(path, store=str(tmp_path / f"{place}.db"))
+        for place, path in enumerate(sorted(spec.run_folder.glob("campaign-*.json")))
+    ]
+    assert [one.recovered for (one,) in found] == [2, 3]
 
 
 def test_recover_leaves_what_is_not_the_campaign_s(
@@ -106,7 +131,7 @@ def test_recover_leaves_what_is_not_the_campaign_s(
     folders = sorted(path.parent for path in spec.run_folder.glob("*/outcome.json"))
     (folders[0] / "attempt.json").unlink()
     (folders[1] / "outcome.json").write_text("{")
-    change(folders[2] / "attempt.json", lambda table: table | {"campaign_created_at": "earlier"})
+    change(folders[2] / "attempt.json", lambda table: table | {"recipe_json": "{}"})
     (found,) = api.recover_store(spec.run_folder, store=str(tmp_path / "new.db"))
     assert found.recovered == len(folders) - 3
     assert found.unreadable == tuple(folder.resolve() for folder in folders[:3])
@@ -119,12 +144,13 @@ def test_recover_refuses_another_campaign_and_a_folder_without_any(
     with pytest.raises(InvalidInput, match="expected the run folder of a campaign"):
         api.recover_store(tmp_path / "nothing", store=str(tmp_path / "new.db"))
     assert not (tmp_path / "new.db").exists()
-    described = spec.run_folder / CAMPAIGN
-    other = json.loads(json.loads(described.read_text())["spec_json"])
-    other["problem"]["global_batch"] = 4096
-    change(described, lambda table: table | {"spec_json": json.dumps(other), "created_at": "then"})
+    (described,) = spec.run_folder.glob("campaign-*.json")
+    change(described, lambda table: table | {"created_at": "2026-01-01T00:00:00+00:00"})
     before = told(campaigns.store, record.name)
-    with pytest.raises(NameTaken, match=f"the store has another campaign {record.name}"):
+    with pytest.raises(NameTaken, match=f"describes another campaign {record.name}"):
+        recover(campaigns.store, spec.run_folder)
+    change(described, lambda table: table | {"created_at": "then"})
+    with pytest.raises(InvalidInput, match="is damaged"):
         recover(campaigns.store, spec.run_folder)
     assert told(campaigns.store, record.name) == before
 

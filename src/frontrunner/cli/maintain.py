@@ -76,8 +76,8 @@ def print_recovered(found: Sequence[Recovered]) -> None:
         )
         if one.left_to_resume:
             click.echo(
-                f"  {counted(one.left_to_resume, 'outcome')} of attempts that have not ended in the"
-                f" store: frontrunner resume {one.campaign} collects them"
+                f"  {counted(one.left_to_resume, 'outcome')} of recipes whose probe has not ended"
+                f" in the store: frontrunner resume {one.campaign}, then this command again"
             )
         for folder in one.unreadable[:MOST_FOLDERS]:
             click.echo(
@@ -380,13 +380,15 @@ def import_config(
     what = f"{file} is the recipe {found.recipe.describe()}"
     engines = " or ".join(f"--set engine={engine}" for engine in found.legal_engines)
     for_engine = f"{engines} reads it for an engine that runs it" if engines else None
+    way_out = (
+        for_engine or f'evaluator = "command" with command.trainer = "{tool}" goes by its rules'
+    )
     if found.illegal is not None:
         raise NothingLegal(f"{what}, which cannot be probed: {found.illegal}", hint=for_engine)
     if found.file is None and out is not None:
         raise NothingLegal(
             f"{what}, which this campaign's trainer does not run: {found.illegal_here}",
-            hint=for_engine
-            or f'evaluator = "command" with command.trainer = "{tool}" goes by its rules',
+            hint=way_out,
         )
     if out is not None and found.file is not None:
         _write(out, to_text(found.file))
@@ -401,10 +403,7 @@ def import_config(
         if names:
             click.echo(f"not in the recipe, {what}: {' '.join(names)}")
     if found.illegal_here is not None:
-        other = (
-            for_engine or f'evaluator = "command" with command.trainer = "{tool}" goes by its rules'
-        )
-        click.echo(f"this campaign's trainer does not run it: {found.illegal_here}; {other}")
+        click.echo(f"this campaign's trainer does not run it: {found.illegal_here}; {way_out}")
     for warning in found.warnings:
         click.echo(f"warning: {warning}")
     if out is not None:

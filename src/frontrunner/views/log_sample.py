@@ -37,7 +37,7 @@ def print_log_sample(sample: LogSample) -> None:
     peak = sample.peak_memory_bytes
     out.say(f"peak memory: {'the log does not state it' if peak is None else size(peak)}")
     for statement in sample.statements:
-        out.say(f"states {statement.figure} = {statement.value:g}: {statement.line}")
+        out.say(f"states {statement.figure} = {statement.value:g}: {statement.source}")
     out.say(
         "Nothing was run or stored. A probe also compares these statements with its recipe, and"
         " times and rates with each other and with its clock."

@@ -119,9 +119,9 @@ def print_plan(plan: Plan | ShownPlan, *, file: str | None = None) -> None:
 def _not_decided(plan: ShownPlan) -> str:
     """Return that the order of the first places is not decided."""
     others = min(AT_HAND, plan.fitting) - 1
-    first = "the next recipe" if others == 1 else f"{plan.undecided} of the next {others} recipes"
+    which = "the next recipe" if others == 1 else f"{plan.undecided} of the next {others} recipes"
     return (
-        f"the order of the first places is not decided: {first} may be faster than the first, by"
+        f"the order of the first places is not decided: {which} may be faster than the first, by"
         " the errors that the estimates do not share"
     )
 
