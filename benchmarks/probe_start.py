@@ -27,7 +27,6 @@ from pathlib import Path
 
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.cluster.settings import DispatchSettings
-from frontrunner.evaluators.probe.files import write_json
 from frontrunner.evaluators.probe.job import probe_job
 from frontrunner.evaluators.probe.replay import torchrun
 from frontrunner.evaluators.probe.run_folder import StepCounter
@@ -92,7 +91,8 @@ def warm(evaluator: Evaluator, recipe: Recipe, folder: Path) -> Times:
 def cold(setup: ProbeSetup, evaluator: TrainingProbe, recipe: Recipe, folder: Path) -> Times:
     """Probe a recipe by a torchrun of its own."""
     folder.mkdir(parents=True)
-    write_json(folder / "job.json", probe_job(setup, recipe, folder, evaluator.tokens))
+    job = probe_job(setup, recipe, folder, evaluator.tokens)
+    (folder / "job.json").write_text(job.to_json())
     environment = {**os.environ, "PYTHONSAFEPATH": "1", **rank_environment(setup)}
     start = time.perf_counter()
     with (folder / "log").open("wb") as log:

@@ -14,7 +14,7 @@ from typing import Any
 
 from frontrunner.evaluators.cluster.agent import OrphanedSteps, was_interrupted
 from frontrunner.evaluators.cluster.nodes import attempt_nodes
-from frontrunner.evaluators.probe.job import training_data
+from frontrunner.evaluators.probe.corpus import training_data
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.processes import Fenced, Orphans
 from frontrunner.evaluators.probe.run_folder import RunFolder

@@ -82,7 +82,7 @@ def is_dispatched(spec: CampaignSpec) -> bool:
 
 
 def _prepare_probes(spec: CampaignSpec, recipes: Sequence[Recipe]) -> None:
-    from frontrunner.evaluators.probe.job import check_data
+    from frontrunner.evaluators.probe.corpus import check_data
 
     check_data(spec.data, spec.problem)
     offloads, fp8 = ({getattr(recipe, name) for recipe in recipes} for name in ("offload", "fp8"))

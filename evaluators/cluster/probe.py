@@ -7,10 +7,9 @@ from __future__ import annotations
 from frontrunner.evaluators.cluster.allocations import HeldAllocation, Placed
 from frontrunner.evaluators.cluster.settings import NodeSource
 from frontrunner.evaluators.cluster.steps import Dispatched, OnNodes, StepNodes
-from frontrunner.evaluators.probe.job import disk_folder, probe_job
+from frontrunner.evaluators.probe.job import MakeJob, disk_folder, probe_job
 from frontrunner.evaluators.probe.measure import nodes_used
 from frontrunner.evaluators.probe.watch import (
-    MakeJob,
     RankedProbes,
     RankWatch,
     rank_environment,

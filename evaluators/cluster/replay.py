@@ -9,9 +9,9 @@ from frontrunner.evaluators.cluster.allocations import HeldAllocation, Placed
 from frontrunner.evaluators.cluster.probe import StepWatch, environment_on_nodes
 from frontrunner.evaluators.cluster.settings import NodeSource
 from frontrunner.evaluators.cluster.starts import LONGEST_RUN_S, Cause, Ending, Starts
-from frontrunner.evaluators.probe.files import read_json, write_json
-from frontrunner.evaluators.probe.job import disk_folder
-from frontrunner.evaluators.probe.replay import COLLECTIVE_TIMEOUT_S, Follower, ReplayPlan
+from frontrunner.evaluators.probe.files import read_json, write_text
+from frontrunner.evaluators.probe.job import COLLECTIVE_TIMEOUT_S, disk_folder
+from frontrunner.evaluators.probe.replay import Follower, ReplayPlan
 from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
 from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.evaluators.trainer.job import complete_steps
@@ -64,7 +64,7 @@ class RankStarts(Starts[ReplayWatch]):
         """Start the ranks on nodes of the allocation."""
         assert self._dispatcher is not None and allocation is not None  # noqa: PT018, S101 - there is a source
         chosen, setup = self._chosen, self._setup
-        write_json(order.run_folder / "job.json", dict(chosen.job))
+        write_text(order.run_folder / "job.json", chosen.job.to_json())
         self._follower.note("start", number=number, from_checkpoint=self.reached())
         step = self._dispatcher.start(
             order,

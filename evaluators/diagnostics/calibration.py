@@ -89,7 +89,9 @@ def measure(where: Place, *, device: str, seconds: float) -> Seen | None:
             meeting = {"FRONTRUNNER_RENDEZVOUS": f"file://{folder / 'rendezvous'}"}
             alone = OWN | meeting | {key: str(place) for key, place in places.items()}
             order = {"device": device, "seconds": seconds, "out": str(out)}
-            ranks.append(Rank(number, [CHILD], order, where.environment or alone, folder))
+            ranks.append(
+                Rank(number, [CHILD], json.dumps(order), where.environment or alone, folder)
+            )
             stack.callback(ranks[-1].end)
         await_ranks(
             ranks,

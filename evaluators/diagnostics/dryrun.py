@@ -222,7 +222,7 @@ def run(chosen: DryRunPlan) -> DryRun:
     fails.
     """
     start, few = time.monotonic(), chosen.micro_batches
-    job = dry_run_job(chosen.problem, chosen.probe, chosen.recipe)
+    job = dry_run_job(chosen.problem, chosen.probe, chosen.recipe).to_json()
     traces: dict[tuple[int, int], Rank] = {}
     with tempfile.TemporaryDirectory(prefix="frontrunner-") as name, ExitStack() as stack:
         for times in (1, 2) if chosen.extrapolated else (1,):

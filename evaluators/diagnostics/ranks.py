@@ -4,7 +4,6 @@ allocation.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from frontrunner.evaluators.cluster.environment import launched_rank
 from frontrunner.evaluators.probe.files import tail
@@ -77,7 +76,7 @@ class Rank:
         self,
         number: int,
         command: Sequence[str],
-        order: Any,
+        order: str,
         environment: Mapping[str, str],
         folder: Path,
     ) -> None:
@@ -96,7 +95,7 @@ class Rank:
             suppress(BrokenPipeError),
             stdin,
         ):  # one that is killed before it can read is reported by its exit status
-            stdin.write(json.dumps(order).encode())
+            stdin.write(order.encode())
 
     @property
     def status(self) -> int | None:

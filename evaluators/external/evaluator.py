@@ -22,10 +22,9 @@ from frontrunner.evaluators.external.trainers import configured
 from frontrunner.evaluators.external.watch import CommandWatch
 from frontrunner.evaluators.probe.files import write_json, write_text
 from frontrunner.evaluators.probe.processes import driver_tags
-from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.probe.watch import QueuedProbes, written
-from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup
-from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.evaluators.probe.watch import QueuedProbes
+from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
+from frontrunner.results.outcome import FailureKind
 from frontrunner.spaces.legality import Reason
 
 LOOPBACK = "127.0.0.1"
@@ -41,7 +40,6 @@ class CommandProbes(QueuedProbes[AnyRun]):
         super().__init__(setup)
         self._make = make_command or configured(setup.command)
         self._commands: dict[str, Command] = {}
-        self._refused: list[Finished] = []
 
     def start(self, order: ProbeOrder) -> None:
         """Accept an order, unless its recipe is refused or its own files disagree with one
@@ -58,16 +56,6 @@ class CommandProbes(QueuedProbes[AnyRun]):
             return
         self._commands[order.token] = command
         super().start(order)
-
-    def _refuse(self, order: ProbeOrder, kind: FailureKind, message: str) -> None:
-        order.run_folder.mkdir(parents=True, exist_ok=True)
-        outcome = written(RunFolder(order.run_folder), Failure(kind=kind, message=message))
-        self._refused.append(Finished(token=order.token, outcome=outcome))
-
-    def finished(self, timeout_s: float) -> list[Finished]:
-        """Watch the running commands for up to `timeout_s`, or until one of them has ended."""
-        refused, self._refused = self._refused, []
-        return [*refused, *super().finished(0.0 if refused else timeout_s)]
 
 
 class CommandEvaluator(CommandProbes["CommandRun"]):

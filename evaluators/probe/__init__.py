@@ -5,6 +5,7 @@ file.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from frontrunner.spaces.errors import (
     bad_value,
@@ -16,7 +17,12 @@ from frontrunner.spaces.errors import (
 OPTIMIZERS = ("adamw", "sgd")
 BUILT_IN_DATA = "built-in"
 """Name of the text that comes with Python, where data are named by path."""
-TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}
+TORCH_DEVICES: dict[str, Literal["cpu", "cuda", "xpu"]] = {
+    "cpu": "cpu",
+    "cuda": "cuda",
+    "rocm": "cuda",
+    "xpu": "xpu",
+}
 """Torch's device type for each backend; ROCm devices are `cuda` to torch."""
 
 

@@ -1,149 +1,171 @@
-"""The job that the trainer's ranks read, as plain JSON of the format that `trainer/job.py`
-documents and checks.
-"""
+"""The jobs that the driver hands to the ranks of the built-in trainer."""
 
 from __future__ import annotations
 
 import hashlib
-import platform
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
-import numpy as np
-
-from frontrunner.evaluators.probe import TORCH_DEVICES, DataFile, DataSettings, ProbeSettings
+from frontrunner.evaluators.probe import TORCH_DEVICES, DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.evaluators.text.token_file import described, dtype_for
-from frontrunner.evaluators.trainer.data import BYTE_VOCABULARY, builtin_text, write_token_file
-from frontrunner.results.provenance import TrainingData
-from frontrunner.spaces.errors import InvalidInput, bad_value
+from frontrunner.evaluators.trainer.job import (
+    Adaptive,
+    Data,
+    Disk,
+    Job,
+    Optimizer,
+    Precision,
+    Probe,
+    Profile,
+    Train,
+)
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.legality import Reason, why_illegal
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import Recipe, plain_recipe
+from frontrunner.spaces.recipe import Recipe
 
-JOB_VERSION = 2
 DEADLINE_SHARE = 0.8
 """Assumed: the share of a probe's deadline after which an adaptive probe takes no further optional
 step.
 """
+COLLECTIVE_TIMEOUT_S = 1800.0
+"""A full run waits longer than a probe: writing a checkpoint may take minutes."""
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 1}
 """Tensors that an optimizer keeps for each parameter: two moments, or the momentum."""
 
-_OF_BYTES = ("builtin-", "text-")
-HEAD_BYTES = 2**20
-"""Of data that may be terabytes, the beginning and the size are compared."""
-BY_DATA = "name the data to train on: --data FILE, or --data built-in"
-MIN_SEQUENCES = 40
-"""A corpus holds at least this many sequences: a twentieth of it is held out for evaluation."""
+MakeJob = Callable[[ProbeSetup, Recipe, Path, Sequence[Data]], Job]
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """A flat file of token ids; `dtype` is uint16 or uint32, little-endian. A prepared one says
-    what is held out.
+def why_not_trained(recipe: Recipe, problem: Problem) -> Reason | None:
+    """Return why the built-in trainer cannot run a recipe, or None.
+
+    A recipe may come from another trainer's campaign, or from an earlier version that knew fewer
+    rules.
     """
-
-    path: Path
-    dtype: str
-    held_out_tokens: int | None = None
-    weight: float = 1.0
+    return why_illegal(recipe, replace(problem, trainer=None))
 
 
-def data_tables(tokens: Sequence[Corpus]) -> dict[str, Any]:
-    """Return the job's `data` and, of several files, `more_data`; of one file the job is as in
-    earlier versions.
+def _job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, data: Sequence[Data]) -> Job:
+    """Return a job that has neither a probe nor a training yet; raise `InvalidInput` for a model
+    or a recipe that the built-in trainer does not train.
     """
-    tables = [
-        {"path": str(one.path), "dtype": one.dtype}
-        | ({} if one.held_out_tokens is None else {"held_out_tokens": one.held_out_tokens})
-        | ({} if len(tokens) == 1 else {"weight": one.weight})
-        for one in tokens
-    ]
-    return {"data": tables[0]} | ({"more_data": tables[1:]} if tables[1:] else {})
-
-
-def common_job(
-    setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Sequence[Corpus]
-) -> dict[str, Any]:
-    """Return what the jobs of a probe and of a replay have in common."""
-    setup.problem.model.require_trained()
-    cluster, constants = setup.problem.cluster, setup.probe.optimizer_constants
-    return {
-        "version": JOB_VERSION,
-        "model": asdict(setup.problem.model),
-        "sequence_length": setup.problem.sequence_length,
-        "precision": setup.problem.precision,
-        # A list, as JSON gives it back: a replay that goes on compares its job with the one in its
-        # folder.
-        "recipe": plain_recipe(recipe),
-        "optimizer": {
-            "name": setup.probe.optimizer,
-            "learning_rate": setup.probe.learning_rate,
-            **asdict(constants),
-            "weight_decay": constants.weight_decay if setup.probe.optimizer == "adamw" else 0.0,
-            "gradient_clip_norm": constants.gradient_clip_norm or None,
-        },
-        **data_tables(tokens),
-        "seed": setup.seed,
-        "device": TORCH_DEVICES[cluster.backend],
-        "memory_limit_bytes_per_rank": (
-            cluster.memory_bytes_per_device if cluster.backend == "cpu" else None
+    problem, settings = setup.problem, setup.probe
+    problem.model.require_trained()
+    reason = why_not_trained(recipe, problem)
+    if reason is not None:
+        raise InvalidInput(f"the built-in trainer cannot run {recipe.describe()}: {reason}")
+    constants, is_adamw = settings.optimizer_constants, settings.optimizer == "adamw"
+    return Job(
+        mode="probe",
+        model=problem.model,
+        sequence_length=problem.sequence_length,
+        precision=cast("Precision", problem.precision),  # which the problem has checked
+        recipe=recipe,
+        optimizer=Optimizer(
+            name="adamw" if is_adamw else "sgd",
+            learning_rate=settings.learning_rate,
+            weight_decay=constants.weight_decay if is_adamw else 0.0,
+            beta1=constants.beta1,
+            beta2=constants.beta2,
+            epsilon=constants.epsilon,
+            momentum=constants.momentum,
+            gradient_clip_norm=constants.gradient_clip_norm or None,
         ),
-        "collective_timeout_s": setup.probe.deadline_s,
-        "run_folder": str(run_folder),
-        "disk": disk_table(setup, recipe, run_folder),
-    }
+        data=data[0],
+        more_data=tuple(data[1:]),
+        seed=setup.seed,
+        device=TORCH_DEVICES[problem.cluster.backend],
+        memory_limit_bytes_per_rank=(
+            problem.cluster.memory_bytes_per_device if problem.cluster.backend == "cpu" else None
+        ),
+        collective_timeout_s=settings.deadline_s,
+        run_folder=str(run_folder),
+        probe=None,
+        train=None,
+        disk=offload_disk(setup, recipe, run_folder),
+    )
 
 
-def probe_job(
-    setup: ProbeSetup, recipe: Recipe, run_folder: Path, tokens: Sequence[Corpus]
-) -> dict[str, Any]:
-    """Return the job of a short measuring run."""
+def probe_job(setup: ProbeSetup, recipe: Recipe, run_folder: Path, data: Sequence[Data]) -> Job:
+    """Return the job of a short measuring run; raises as `_job` does."""
     settings = setup.probe
-    adaptive = {
-        "min_measured_steps": settings.min_measured_steps,
-        "precision": settings.precision,
-        "stop_after_s": DEADLINE_SHARE * settings.deadline_s,
-        "best_step_time_s": None,
-    }
-    probe = {
-        "warm_up_steps": settings.warm_up_steps,
-        "measured_steps": settings.most_steps - settings.warm_up_steps,
-        "adaptive": adaptive if settings.is_adaptive else None,
-    }
-    return common_job(setup, recipe, run_folder, tokens) | {
-        "mode": "probe",
-        "probe": probe,
-        "train": None,
-    }
+    adaptive = Adaptive(
+        min_measured_steps=settings.min_measured_steps,
+        precision=settings.precision,
+        stop_after_s=DEADLINE_SHARE * settings.deadline_s,
+        best_step_time_s=None,
+    )
+    probe = Probe(
+        warm_up_steps=settings.warm_up_steps,
+        measured_steps=settings.most_steps - settings.warm_up_steps,
+        adaptive=adaptive if settings.is_adaptive else None,
+    )
+    return replace(_job(setup, recipe, run_folder, data), probe=probe)
+
+
+def with_best(job: Job, best_step_time_s: float) -> Job:
+    """Return the job of a probe that, if it is adaptive, may end once it is clearly slower."""
+    if job.probe is None or job.probe.adaptive is None:
+        return job
+    adaptive = replace(job.probe.adaptive, best_step_time_s=best_step_time_s)
+    return replace(job, probe=replace(job.probe, adaptive=adaptive))
 
 
 def profile_job(
     setup: ProbeSetup,
     recipe: Recipe,
     run_folder: Path,
-    tokens: Sequence[Corpus],
+    data: Sequence[Data],
     *,
     steps: int,
     samples_host: bool,
-) -> dict[str, Any]:
+) -> Job:
     """Return the job of a probe that goes on to trace `steps` steps; without a memory limit, as
-    profilers need some.
+    profilers need some. Raises as `_job` does.
     """
-    profile = {"traced_steps": steps, "sampled_steps": steps if samples_host else 0}
-    job = probe_job(setup, recipe, run_folder, tokens)
-    return job | {"profile": profile, "memory_limit_bytes_per_rank": None}
+    return replace(
+        probe_job(setup, recipe, run_folder, data),
+        profile=Profile(traced_steps=steps, sampled_steps=steps if samples_host else 0),
+        memory_limit_bytes_per_rank=None,
+    )
 
 
-def dry_run_job(problem: Problem, probe: ProbeSettings, recipe: Recipe) -> dict[str, Any]:
-    """Return the job of a dry run, which reads no data, writes no file and has no memory limit."""
+def dry_run_job(problem: Problem, probe: ProbeSettings, recipe: Recipe) -> Job:
+    """Return the job of a dry run, which reads no data, writes no file and has no memory limit.
+
+    Raises as `_job` does.
+    """
     setup = ProbeSetup(
         problem=problem, probe=probe, data=DataSettings(), work_folder=Path(), seed=0
     )
-    job = probe_job(setup, recipe, Path(), (Corpus(Path(), "uint32"),))
-    return job | {"memory_limit_bytes_per_rank": None}
+    job = probe_job(setup, recipe, Path(), (Data(path="", dtype="uint32"),))
+    return replace(job, memory_limit_bytes_per_rank=None)
+
+
+def training_job(
+    setup: ProbeSetup,
+    recipe: Recipe,
+    run_folder: Path,
+    data: Sequence[Data],
+    *,
+    train: Train,
+    learning_rate: float,
+) -> Job:
+    """Return the job of a full training run, which learns its routing however probes deal tokens.
+
+    Raises as `_job` does.
+    """
+    job = _job(setup, recipe, run_folder, data)
+    return replace(
+        job,
+        mode="train",
+        train=train,
+        model=replace(job.model, routing="learned"),
+        optimizer=replace(job.optimizer, learning_rate=learning_rate),
+        collective_timeout_s=COLLECTIVE_TIMEOUT_S,
+    )
 
 
 def disk_folder(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> Path | None:
@@ -153,14 +175,13 @@ def disk_folder(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> Path | N
     root = setup.problem.cluster.nvme_path
     if recipe.offload != "nvme" or root is None:
         return None
-    return (
-        Path(root)
-        / f"frontrunner-{hashlib.sha256(str(run_folder.resolve()).encode()).hexdigest()[:16]}"
-    )
+    digest = hashlib.sha256(str(run_folder.resolve()).encode()).hexdigest()
+    return Path(root) / f"frontrunner-{digest[:16]}"
 
 
-def disk_table(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> dict[str, Any] | None:
-    """Return the folder and the most that all ranks together write there.
+def offload_disk(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> Disk | None:
+    """Return the folder and the most that all ranks together write there; None without offload to a
+    disk.
 
     Parameters x (4 (2 + states of the optimizer) + bytes per parameter as computed), with embedding
     and head whole on each tensor-parallel rank, as AutoTP has them.
@@ -169,203 +190,8 @@ def disk_table(setup: ProbeSetup, recipe: Recipe, run_folder: Path) -> dict[str,
     if folder is None:
         return None
     model = setup.problem.model
-    tables = model.parameters - model.matmul_parameters
-    held = model.parameters + (recipe.tensor_parallel - 1) * tables
+    embeddings = model.parameters - model.matmul_parameters
+    parameters = model.parameters + (recipe.tensor_parallel - 1) * embeddings
     computed_bytes = 4 if setup.problem.precision == "fp32" else 2
     bytes_per_parameter = 4 * (2 + OPTIMIZER_STATES[setup.probe.optimizer]) + computed_bytes
-    return {"folder": str(folder), "needed_bytes": held * bytes_per_parameter}
-
-
-def corpus(data: DataSettings, work_folder: Path, problem: Problem) -> tuple[Corpus, ...]:
-    """Return the token files of a campaign, created in `work_folder` from text; raises as
-    `check_data` does.
-    """
-    check_data(data, problem)
-    return tuple(
-        replace(_corpus(path, work_folder, problem), weight=weight) for path, weight in data.named
-    )
-
-
-def _corpus(named: str | None, work_folder: Path, problem: Problem) -> Corpus:
-    if (tokens := _token_file(named, problem)) is not None:
-        return tokens
-    text = builtin_text() if named is None else Path(named).read_bytes()
-    name = f"{_OF_BYTES[0]}{platform.python_version()}"
-    if isinstance(text, bytes):
-        name = f"{_OF_BYTES[1]}{hashlib.sha256(text).hexdigest()[:12]}"
-    path = work_folder / f"{name}.bin"
-    if not path.exists():
-        for unfinished in work_folder.glob(f".{path.name}.*"):  # of a driver that was killed
-            unfinished.unlink(missing_ok=True)
-        write_token_file(text, path)
-    return Corpus(path, "uint16")
-
-
-def holds_bytes(token_file: Path) -> bool:
-    """Return whether `corpus` has made this file of text, one token per byte."""
-    return token_file.name.startswith(_OF_BYTES)
-
-
-def check_data(data: DataSettings, problem: Problem) -> None:
-    """Raise what `corpus` raises for unusable data; write nothing."""
-    tokenizers: dict[str, str] = {}
-    for path, _ in data.named:
-        with _reading(data, path):
-            _check_file(path, problem, _key(data))
-            if path is not None and (tokenizer := _tokenizer(Path(path))) is not None:
-                tokenizers.setdefault(tokenizer, path)
-    if len(tokenizers) > 1:
-        first, other = list(tokenizers.values())[:2]
-        expected = f"tokens of the tokenizer of {first}; of text each byte is a token"
-        raise bad_value(
-            _key(data), other, expected, hint="prepare both with one tokenizer: frontrunner prepare"
-        )
-
-
-def _key(data: DataSettings) -> str:
-    return "data.files.path" if data.files else "data.path"
-
-
-@contextmanager
-def _reading(data: DataSettings, path: str | None) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise bad_value(_key(data), path, f"a file that can be read: {error.strerror}") from None
-
-
-def _check_file(path: str | None, problem: Problem, key: str) -> None:
-    vocabulary = problem.model.vocabulary
-    if (tokens := _token_file(path, problem)) is not None:
-        count = _checked_tokens(tokens, problem, key)
-    elif vocabulary < BYTE_VOCABULARY:
-        expected = f"at least {BYTE_VOCABULARY}: text is read as one token per byte"
-        raise bad_value("model.vocabulary", vocabulary, expected)
-    else:  # one token per byte, and the end of the document
-        size_bytes = len(builtin_text().encode()) if path is None else _size_bytes(Path(path))
-        count = size_bytes + 1
-    fewest = MIN_SEQUENCES * (problem.sequence_length + 1)
-    if count < fewest:
-        expected = (
-            f"at least {fewest:,} tokens, {MIN_SEQUENCES} sequences of {problem.sequence_length}"
-        )
-        expected = f"a text of {expected}; the built-in one" if path is None else f"{expected}; it"
-        raise bad_value(key, path, f"{expected} has {count:,}")
-
-
-def _tokenizer(path: Path) -> str | None:
-    """Return what two files of the same tokenizer have in common; None where it is not known."""
-    if path.suffix != ".bin":
-        return "bytes"
-    if (found := described(path)) is None:
-        return None
-    return _sha256(path.parent / found.tokenizer)
-
-
-def _sha256(file: Path) -> str | None:
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
-
-
-def training_data(data: DataSettings) -> tuple[TrainingData, ...]:
-    """Return which data these are; raises `InvalidInput` for a file that cannot be read."""
-    found = []
-    for path, weight in data.named:
-        with _reading(data, path):
-            found.append(replace(_stated(path), weight=weight))
-    return tuple(found)
-
-
-def _stated(named: str | None) -> TrainingData:
-    if named is None:
-        head = text = builtin_text().encode()
-        size_bytes = len(text)
-    else:
-        path = Path(named)
-        with path.open("rb") as file:
-            head, size_bytes = file.read(HEAD_BYTES), path.stat().st_size
-    stated = TrainingData(
-        path=named, size_bytes=size_bytes, head_sha256=hashlib.sha256(head[:HEAD_BYTES]).hexdigest()
-    )
-    if named is None or path.suffix != ".bin" or (found := described(path)) is None:
-        return stated
-    return replace(
-        stated,
-        tokenizer=found.tokenizer,
-        tokenizer_sha256=_sha256(path.parent / found.tokenizer),  # training does not need it
-        held_out_tokens=found.held_out_tokens,
-    )
-
-
-def data_of(stated: Sequence[TrainingData]) -> DataSettings:
-    """Return the settings of data that are stated, with at least one file."""
-    if len(stated) == 1:
-        return DataSettings(path=stated[0].path)
-    return DataSettings(
-        files=tuple(DataFile(path=str(one.path), weight=one.weight) for one in stated)
-    )
-
-
-def require_same_data(stated: Sequence[TrainingData], *, remedy: str = BY_DATA) -> None:
-    """Raise `InvalidInput`, with the remedy as its hint, unless the data are here as they were."""
-    try:
-        all_found = training_data(data_of(stated))
-    except InvalidInput as error:
-        raise InvalidInput(
-            f"the data that the recipe was trained on are not here: {error.message}", hint=remedy
-        ) from None
-    for one, found in zip(stated, all_found, strict=True):
-        if replace(found, weight=one.weight) == one:
-            continue
-        named = "the built-in text of this Python" if one.path is None else one.path
-        differs = "another content"
-        if found.size_bytes != one.size_bytes:
-            differs = f"{found.size_bytes:,} bytes, not {one.size_bytes:,}"
-        elif found.head_sha256 == one.head_sha256:
-            differs = "another tokenizer or held-out part"
-        raise InvalidInput(
-            f"{named} is not what the recipe was trained on: it has {differs}", hint=remedy
-        )
-
-
-def _token_file(named: str | None, problem: Problem) -> Corpus | None:
-    if named is None or not named.endswith(".bin"):
-        return None
-    path = Path(named)
-    if (prepared := described(path)) is not None:
-        return Corpus(path, prepared.dtype, prepared.held_out_tokens)
-    return Corpus(path, dtype_for(problem.model.vocabulary))
-
-
-def _size_bytes(path: Path) -> int:
-    with path.open("rb"):  # or the file cannot be read
-        return path.stat().st_size
-
-
-def _checked_tokens(file: Corpus, problem: Problem, key: str) -> int:
-    vocabulary, prepared = problem.model.vocabulary, described(file.path)
-    if prepared is not None:
-        if prepared.vocabulary > vocabulary:
-            expected = (
-                f"at least {prepared.vocabulary}, the vocabulary of"
-                f" {file.path.parent / prepared.tokenizer}"
-            )
-            raise bad_value("model.vocabulary", vocabulary, expected)
-        least, held_out = problem.sequence_length + 1, prepared.held_out_tokens
-        if held_out < least:
-            expected = (
-                f"at least {least:,} tokens held out for evaluation, a sequence; it has"
-                f" {held_out:,}"
-            )
-            raise bad_value(
-                key, str(file.path), expected, hint="prepare it again with a larger --validation"
-            )
-        return prepared.tokens
-    size_bytes, width = _size_bytes(file.path), np.dtype(file.dtype).itemsize
-    if size_bytes % width:
-        expected = f"tokens of {width} bytes each; the file has {size_bytes:,} bytes"
-        raise bad_value(key, str(file.path), expected)
-    highest = int(np.memmap(file.path, dtype=file.dtype, mode="r").max()) if size_bytes else 0
-    if highest >= vocabulary:
-        expected = f"tokens below model.vocabulary = {vocabulary}; it has {highest}"
-        raise bad_value(key, str(file.path), expected)
-    return size_bytes // width
+    return Disk(folder=str(folder), needed_bytes=parameters * bytes_per_parameter)

@@ -17,21 +17,28 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from frontrunner.evaluators.cluster.batch import end_of_job
 from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, NodeSource
 from frontrunner.evaluators.probe import BUILT_IN_DATA, Schedule
-from frontrunner.evaluators.probe.files import LineReader, read_json, tail, write_json
-from frontrunner.evaluators.probe.job import common_job, corpus, holds_bytes, training_data
+from frontrunner.evaluators.probe.corpus import corpus, holds_bytes, training_data
+from frontrunner.evaluators.probe.files import (
+    LineReader,
+    read_json,
+    tail,
+    write_json,
+    write_text,
+)
+from frontrunner.evaluators.probe.job import training_job
 from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.preflight import Doing, prepare_recipe, source_for
 from frontrunner.evaluators.probe.processes import end_child, kill_tagged, start_child
 from frontrunner.evaluators.probe.watch import rank_environment
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.evaluators.trainer.job import STOP
+from frontrunner.evaluators.trainer.job import STOP, Data, Job, Metrics, Train
 from frontrunner.results.provenance import collect
 from frontrunner.spaces.errors import (
     FrontrunnerError,
@@ -43,12 +50,9 @@ from frontrunner.spaces.errors import (
     require_extra,
     require_one_of,
 )
-from frontrunner.spaces.model import Model
 from frontrunner.spaces.recipe import Recipe
 
-METRICS = ("csv", "tensorboard", "wandb")
-COLLECTIVE_TIMEOUT_S = 1800.0
-"""A full run waits longer than a probe: writing a checkpoint may take minutes."""
+METRICS = get_args(Metrics)
 POLL_S = 0.2
 SLOW_SHARE = 0.9
 """Throughput under this share of the probe's is reported."""
@@ -119,26 +123,27 @@ class ReplaySettings:
 
     def following(self, schedule: Schedule) -> ReplaySettings:
         """Return the settings with the schedule's values where they state none."""
+        return replace(self, **asdict(self.schedule(schedule)))
+
+    def schedule(self, otherwise: Schedule) -> Schedule:
+        """Return the schedule, with the values of another where these settings state none."""
+        stated = {one.name: getattr(self, one.name) for one in fields(Schedule)}
         return replace(
-            self,
-            **{key: value for key, value in asdict(schedule).items() if getattr(self, key) is None},
+            otherwise, **{key: value for key, value in stated.items() if value is not None}
         )
 
-    def train_table(self) -> dict[str, Any]:
-        """Return the job's `train`."""
-        own = (
-            "folder",
-            "learning_rate",
-            "launched",
-            "data",
-            "restarts",
-            "walltime",
-            "stop_margin_s",
+    def train(self, schedule: Schedule) -> Train:
+        """Return how the job trains, on this schedule."""
+        return Train(
+            steps=self.steps,
+            warm_up_steps=schedule.warm_up_steps,
+            final_learning_rate_fraction=schedule.final_learning_rate_fraction,
+            evaluation_every_steps=self.evaluation_every_steps,
+            evaluation_batches=self.evaluation_batches,
+            checkpoint_every_steps=self.checkpoint_every_steps or max(10, self.steps // 10),
+            keep_checkpoints=self.keep_checkpoints,
+            metrics=cast("Metrics", self.metrics),
         )
-        table = asdict(self) | {
-            "checkpoint_every_steps": self.checkpoint_every_steps or max(10, self.steps // 10)
-        }
-        return {key: value for key, value in table.items() if key not in own}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +167,7 @@ class ReplayPlan(PlannedReplay):
     measured.
     """
 
-    job: Mapping[str, Any]
+    job: Job
     environment: Mapping[str, str]
     argv: tuple[str, ...]
     tokens_per_step: int
@@ -224,7 +229,7 @@ def plan(  # noqa: PLR0913 - of what, and how it trains
 
     `named` is the path of the recipe's file, where it is of one.
     """
-    settings, cluster = settings.following(Schedule()), setup.problem.cluster
+    schedule, cluster = settings.schedule(Schedule()), setup.problem.cluster
     if settings.metrics != "csv" and not settings.launched:
         require_extra(settings.metrics, settings.metrics, f'metrics = "{settings.metrics}"')
     doing: Doing = "launch" if settings.launched else "replay"
@@ -245,11 +250,14 @@ def plan(  # noqa: PLR0913 - of what, and how it trains
     setup.work_folder.mkdir(parents=True, exist_ok=True)
     folder = (settings.folder or setup.work_folder.parent / "replays" / recipe_id).resolve()
     tokens = corpus(setup.data, setup.work_folder, setup.problem)
-    job = common_job(setup, recipe, folder, tokens)
-    job |= {"mode": "train", "probe": None, "train": settings.train_table()}
-    job["model"] = job["model"] | {"routing": "learned"}  # whatever probes measured
-    job["collective_timeout_s"] = COLLECTIVE_TIMEOUT_S
-    job["optimizer"] = job["optimizer"] | {"learning_rate": settings.learning_rate}
+    job = training_job(
+        setup,
+        recipe,
+        folder,
+        tokens,
+        train=settings.train(schedule),
+        learning_rate=schedule.learning_rate,
+    )
     return ReplayPlan(
         recipe_id=recipe_id,
         recipe=recipe,
@@ -316,34 +324,40 @@ def prepare(chosen: ReplayPlan) -> None:
     """
     chosen.folder.mkdir(parents=True, exist_ok=True)
     job_path = chosen.folder / "job.json"
-    earlier = read_json(job_path) or {}
-    if isinstance(
-        model := earlier.get("model"), dict
-    ):  # as written by a version without fields that came since
-        earlier["model"] = {
-            one.name: one.default for one in fields(Model) if one.default is not MISSING
-        } | model
-    keys = earlier.keys() | chosen.job.keys() if earlier else ()
-    of_both = {
-        key: (_by_content(earlier.get(key)), _by_content(chosen.job.get(key))) for key in keys
-    }
-    changed = sorted(key for key, (was, now) in of_both.items() if was != now and key != "train")
+    if job_path.exists():
+        _refuse_another_run(job_path, chosen.job)
+    write_text(job_path, chosen.job.to_json())
+
+
+def _refuse_another_run(job_path: Path, job: Job) -> None:
+    """Raise `InvalidInput` where a folder's job is another run's than `job`, which may train on."""
+    hint = "choose another folder with --folder"
+    try:
+        earlier = Job.from_json(job_path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        found = f"{job_path.parent} holds a run that this version cannot continue: {error}"
+        raise InvalidInput(found, hint=hint) from None
+    before, now = _comparable(earlier), _comparable(job)
+    changed = [name for name, value in now.items() if value != before[name]]
     if changed:
-        found = f"{chosen.folder} holds a run that differs in {', '.join(changed)}"
-        raise InvalidInput(found, hint="choose another folder with --folder")
-    write_json(job_path, dict(chosen.job))
+        found = f"{job_path.parent} holds a run that differs in {', '.join(sorted(changed))}"
+        raise InvalidInput(found, hint=hint)
 
 
-def _by_content(value: Any) -> Any:
-    """Return data with the names alone of token files made of text: they state the content.
+def _comparable(job: Job) -> dict[str, Any]:
+    """Return what stays the same while one run goes on: all but how long it trains.
 
-    Each campaign makes such files in its own folder.
+    Each campaign makes token files of text in its own folder, under names that state the content.
     """
-    if isinstance(value, list):
-        return [_by_content(one) for one in value]
-    if isinstance(value, dict) and holds_bytes(path := Path(str(value.get("path")))):
-        return value | {"path": path.name}
-    return value
+    data = [_by_content(file) for file in (job.data, *job.more_data)]
+    others = {one.name: getattr(job, one.name) for one in fields(job)}
+    del others["train"], others["more_data"]
+    return others | {"data": data}
+
+
+def _by_content(file: Data) -> Data:
+    path = Path(file.path)
+    return replace(file, path=path.name) if holds_bytes(path) else file
 
 
 def run(
@@ -358,7 +372,7 @@ def run(
     with alone(chosen.folder):
         _remove_leftovers(chosen)
         (chosen.folder / "result.json").unlink(missing_ok=True)
-        provenance = asdict(collect(str(chosen.job["device"]), training_data(chosen.setup.data)))
+        provenance = asdict(collect(chosen.job.device, training_data(chosen.setup.data)))
         provenance |= {"differences": list(chosen.differences), "recipe_id": chosen.recipe_id}
         write_json(chosen.folder / "provenance.json", provenance)
         follower = Follower(chosen, on_step, signals)
@@ -414,8 +428,8 @@ def alone(folder: Path) -> Iterator[None]:
 
 def _remove_leftovers(chosen: ReplayPlan) -> None:
     kill_tagged(REPLAY_TAG, str(chosen.folder), wait_s=STOP_GRACE_S)
-    if chosen.job["disk"] is not None:
-        shutil.rmtree(chosen.job["disk"]["folder"], ignore_errors=True)
+    if chosen.job.disk is not None:
+        shutil.rmtree(chosen.job.disk.folder, ignore_errors=True)
 
 
 class ThroughputWatch:

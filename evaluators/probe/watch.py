@@ -8,18 +8,24 @@ import contextlib
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import psutil
 
 from frontrunner.evaluators.probe import TORCH_DEVICES, processes
 from frontrunner.evaluators.probe.classify import Evidence, Verdict, classify
-from frontrunner.evaluators.probe.files import is_disk_full, tail, why_disk_full, write_json
+from frontrunner.evaluators.probe.corpus import corpus
+from frontrunner.evaluators.probe.files import is_disk_full, tail, why_disk_full, write_text
 from frontrunner.evaluators.probe.fork_server import ForkClient, RanksStarted, ServerLost
-from frontrunner.evaluators.probe.job import Corpus, corpus, disk_folder, probe_job
+from frontrunner.evaluators.probe.job import (
+    MakeJob,
+    disk_folder,
+    probe_job,
+    why_not_trained,
+    with_best,
+)
 from frontrunner.evaluators.probe.measure import measurement, nodes_used, tokens_per_step
 from frontrunner.evaluators.probe.run_folder import MEETING, RunFolder, StepCounter
 from frontrunner.evaluators.protocol import (
@@ -30,6 +36,7 @@ from frontrunner.evaluators.protocol import (
     ProbeSetup,
     Progress,
 )
+from frontrunner.evaluators.trainer.job import Job
 from frontrunner.results.outcome import (
     Failure,
     FailureKind,
@@ -37,9 +44,6 @@ from frontrunner.results.outcome import (
     Outcome,
     refuse_unstorable,
 )
-from frontrunner.spaces.recipe import Recipe
-
-MakeJob = Callable[[ProbeSetup, Recipe, Path, Sequence[Corpus]], dict[str, Any]]
 
 STUCK_S = 60.0
 """How long a probe waits for killed ranks of another that do not end; the campaign is paused
@@ -166,10 +170,22 @@ class QueuedProbes(WatchedProbes[AnyWatch]):
     def __init__(self, setup: ProbeSetup) -> None:
         super().__init__(setup)
         self._waiting: dict[str, tuple[ProbeOrder, float]] = {}  # and since when
+        self._refused: list[Finished] = []
 
     def start(self, order: ProbeOrder) -> None:
         """Accept an order."""
         self._waiting[order.token] = order, time.monotonic()
+
+    def _refuse(self, order: ProbeOrder, kind: FailureKind, message: str) -> None:
+        """End an order that is not started; the next call of `finished` returns it."""
+        order.run_folder.mkdir(parents=True, exist_ok=True)
+        outcome = written(RunFolder(order.run_folder), Failure(kind=kind, message=message))
+        self._refused.append(Finished(token=order.token, outcome=outcome))
+
+    def finished(self, timeout_s: float) -> list[Finished]:
+        """Watch the running probes for up to `timeout_s`, or until one of them has ended."""
+        refused, self._refused = self._refused, []
+        return [*refused, *super().finished(0.0 if refused else timeout_s)]
 
     def withdraw(self, token: str) -> bool:
         """Take back an order that waits."""
@@ -193,6 +209,14 @@ class RankedProbes(QueuedProbes[AnyWatch]):
     def __init__(self, setup: ProbeSetup) -> None:
         super().__init__(setup)
         self.tokens = corpus(setup.data, setup.work_folder, setup.problem)
+
+    def start(self, order: ProbeOrder) -> None:
+        """Accept an order, unless the built-in trainer cannot run its recipe."""
+        reason = why_not_trained(order.recipe, self._setup.problem)
+        if reason is None:
+            super().start(order)
+        else:
+            self._refuse(order, FailureKind.ILLEGAL_FOR_ENGINE, reason.text)
 
     def harvest(self, order: ProbeOrder) -> Outcome | None:
         """Return the outcome on disk, or what its ranks had finished measuring when their driver
@@ -319,19 +343,16 @@ class RankWatch(Watch):
         return found, (self.lost and self.lost_log) or self.folder.log(found.rank)
 
 
-def write_job(order: ProbeOrder, job: dict[str, Any], setup: ProbeSetup) -> Path:
+def write_job(order: ProbeOrder, job: Job, setup: ProbeSetup) -> Path:
     """Write the ranks' job to the order's run folder, with the step time that an adaptive probe has
     to beat.
     """
     order.run_folder.mkdir(parents=True, exist_ok=True)
     (order.run_folder / MEETING).unlink(missing_ok=True)
-    adaptive = (job["probe"] or {}).get("adaptive")
-    if order.best_tokens_per_s is not None and adaptive is not None:
-        adaptive["best_step_time_s"] = (
-            tokens_per_step(order.recipe, setup.problem) / order.best_tokens_per_s
-        )
+    if order.best_tokens_per_s is not None:
+        job = with_best(job, tokens_per_step(order.recipe, setup.problem) / order.best_tokens_per_s)
     path = RunFolder(order.run_folder).job
-    write_json(path, job)
+    write_text(path, job.to_json())
     return path
 
 

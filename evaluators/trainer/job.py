@@ -1,25 +1,23 @@
-"""The job file: everything that the ranks of one training run need to know, as frozen values.
+"""The job: everything that the ranks of one training run need to know, as frozen values.
 
-Reading is strict: an unknown key, a missing key or a value of another type raises ValueError with
-the key's full name. Importing this module imports neither torch nor numpy.
+The driver constructs it, from a recipe that it has found to be legal, and writes it to the run
+folder; each rank reads it. Reading is strict: an unknown key, a missing key or a value of another
+type raises ValueError with the key's full name. Importing this module imports neither torch nor
+numpy.
 """
 
 import json
-import math
 import os
 import shutil
 import typing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Self
 
-from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.errors import installing
-from frontrunner.spaces.legality import GROUPED, why_illegal
 from frontrunner.spaces.model import Model
-from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 
 VERSION = 2
@@ -36,6 +34,8 @@ Python.
 """
 
 Precision = Literal["fp32", "bf16", "fp16"]
+Metrics = Literal["csv", "tensorboard", "wandb"]
+"""Where a full training run writes its losses and rates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,10 @@ class Disk:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """A flat file of token ids; a relative path is taken from the run folder. See
-    `data.TokenFile`.
+    """A flat file of token ids of `dtype`, little-endian; `held_out_tokens`, at its end, are for
+    evaluation, and None leaves that to the trainer. A relative path is taken from the run folder.
+
+    Among several files, a file's share of the sequences is its weight over the sum of all.
     """
 
     path: str
@@ -122,7 +124,7 @@ class Train:
     evaluation_batches: int
     checkpoint_every_steps: int
     keep_checkpoints: int
-    metrics: Literal["csv", "tensorboard", "wandb"]
+    metrics: Metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +133,6 @@ class Job:
     `data`.
     """
 
-    version: int
     mode: Literal["probe", "train"]
     model: Model
     sequence_length: int
@@ -149,6 +150,11 @@ class Job:
     profile: Profile | None = None
     disk: Disk | None = None
     more_data: tuple[Data, ...] = ()
+    version: int = VERSION
+
+    def to_json(self) -> str:
+        """Return the text of the job file."""
+        return json.dumps(asdict(self), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -183,11 +189,13 @@ def complete_steps(folder: Path) -> list[int]:
 
 
 def check_job(job: Job, *, world_size: int) -> None:
-    """Raise ValueError, with the numbers, where the job asks for what its engine or this machine
-    cannot do.
+    """Raise ValueError, with the numbers, where this machine cannot run the job.
+
+    Whether the recipe is legal, the driver has judged.
     """
     recipe = job.recipe
-    _check_legal(job, world_size)
+    if recipe.devices != world_size:
+        raise ValueError(f"the recipe needs {recipe.devices} ranks, but {world_size} were started")
     if (
         recipe.compile
         and job.device == "cpu"
@@ -219,38 +227,3 @@ def check_job(job: Job, *, world_size: int) -> None:
         from frontrunner.evaluators.trainer.deepspeed_disk import check_disk
 
         check_disk(job)
-
-
-def _check_legal(job: Job, world_size: int) -> None:
-    recipe, batch = job.recipe, job.recipe.global_batch_seqs
-    if recipe.devices != world_size:
-        raise ValueError(f"the recipe needs {recipe.devices} ranks, but {world_size} were started")
-    of_node = min(int(os.environ.get("LOCAL_WORLD_SIZE", world_size)), world_size)
-    problem = Problem(
-        model=job.model,
-        cluster=Cluster(
-            name="job",
-            device=job.device,
-            backend="cuda",
-            nodes=math.ceil(world_size / of_node),
-            devices_per_node=of_node,
-            memory_gib_per_device=1.0,
-            nvme_path=job.disk.folder if job.disk is not None else None,
-            peak_tflops=ByPrecision(
-                fp8=1.0
-            ),  # whether the device has such products, the campaign has judged
-            mxfp8=True,
-        ),
-        sequence_length=job.sequence_length,
-        global_batch=GlobalBatch(minimum=batch, maximum=batch),
-        precision=job.precision,
-        tolerance="quantized",
-    )
-    if job.model.mtp_layers:
-        raise ValueError(
-            f"job.model.mtp_layers is {job.model.mtp_layers}, expected 0: this trainer predicts no"
-            " further tokens"
-        )
-    reason = why_illegal(recipe, problem)
-    if reason is not None and not (reason.code == GROUPED and job.device != "cuda"):
-        raise ValueError(f"{recipe.describe()}: {reason}")

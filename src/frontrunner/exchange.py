@@ -31,7 +31,7 @@ from frontrunner.evaluators.export.batch import SCHEDULERS, batch_script, campai
 from frontrunner.evaluators.export.kubernetes import manifest
 from frontrunner.evaluators.export.reading import Given, is_harmless, refuse_not_understood
 from frontrunner.evaluators.export.tools import TOOLS, tool_named
-from frontrunner.evaluators.probe.job import training_data
+from frontrunner.evaluators.probe.corpus import training_data
 from frontrunner.evaluators.registry import commands_of
 from frontrunner.evaluators.tables.reading import Reading, Repeats, TableForm
 from frontrunner.evaluators.tables.reading import read as read_table

@@ -23,7 +23,7 @@ from frontrunner.evaluators.external.command import check_program
 from frontrunner.evaluators.external.replay import CommandReplay
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings, Schedule
 from frontrunner.evaluators.probe import replay as replaying
-from frontrunner.evaluators.probe.job import BY_DATA, data_of, require_same_data
+from frontrunner.evaluators.probe.corpus import BY_DATA, data_of, require_same_data
 from frontrunner.evaluators.probe.replay import ReplayPlan, ReplayResult, ReplaySettings
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import commands_of

@@ -14,10 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.probe.files import write_json
-from frontrunner.evaluators.probe.job import disk_folder, probe_job
+from frontrunner.evaluators.probe.job import probe_job
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.probe.watch import TrainingProbe
+from frontrunner.evaluators.probe.watch import TrainingProbe, write_job
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import FrontrunnerError
@@ -227,30 +226,13 @@ def test_a_server_that_never_comes_up_is_an_error_with_its_log(
     evaluator.close()
 
 
-def test_what_was_offloaded_to_a_disk_is_removed_when_the_probe_has_ended(
-    bench: Bench, tmp_path: Path
-) -> None:
-    setup = setup_of(bench.folder, cluster={"nvme_path": str(tmp_path)})
-    one = bench.start(setup, offload="nvme")  # which the torch engine refuses
-    folder = disk_folder(setup, one.recipe, one.run_folder)
-    assert folder is not None
-    for end in (bench.failure, lambda: bench.evaluator.harvest(one)):
-        folder.mkdir()
-        (folder / "0.tensor.swp").write_bytes(b"0" * 4096)
-        end()
-        assert list(tmp_path.iterdir()) == []
-
-
 def test_the_fork_server_removes_what_was_offloaded_when_its_driver_is_gone(tmp_path: Path) -> None:
     setup = running_setup_in(tmp_path)
     evaluator = TrainingProbe(setup)
     one, scratch = order(setup), tmp_path / "scratch"
     one.run_folder.mkdir()
     scratch.mkdir()
-    write_json(
-        RunFolder(one.run_folder).job,
-        probe_job(setup, one.recipe, one.run_folder, evaluator.tokens),
-    )
+    write_job(one, probe_job(setup, one.recipe, one.run_folder, evaluator.tokens), setup)
     evaluator._server.start("1", job=RunFolder(one.run_folder).job, world_size=2, scratch=scratch)
     wait_for(lambda: (evaluator._server.reports(0.02), steps_written(one.run_folder) >= 2)[1])
     assert scratch.is_dir()

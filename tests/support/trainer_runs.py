@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import warnings
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,6 @@ def small_job(folder: Path, **changes: Any) -> Job:
     gradients.
     """
     job = Job(
-        version=2,
         mode="probe",
         model=small_model(),
         sequence_length=SEQUENCE_LENGTH,
@@ -152,11 +151,6 @@ def small_job(folder: Path, **changes: Any) -> Job:
     return replace(job, **changes)
 
 
-def job_text(job: Job) -> str:
-    """Return the text of the job's file."""
-    return json.dumps(asdict(job), indent=1)
-
-
 def prepare(job: Job) -> Path:
     """Write the job file and a short token file into the run folder; returns the job file's
     path.
@@ -166,7 +160,7 @@ def prepare(job: Job) -> Path:
     if not job.data_path.exists():
         write_token_file(" ".join(chr(number**2 % 977) for number in range(8000)), job.data_path)
     path = folder / "job.json"
-    path.write_text(job_text(job), encoding="utf-8")
+    path.write_text(job.to_json(), encoding="utf-8")
     return path
 
 

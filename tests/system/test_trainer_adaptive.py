@@ -10,7 +10,7 @@ import pytest
 
 from frontrunner.evaluators.trainer.job import Adaptive, Job, Probe
 from frontrunner.spaces.recipe import Recipe
-from support.trainer_runs import job_text, read_progress, run_job, small_job, small_recipe
+from support.trainer_runs import read_progress, run_job, small_job, small_recipe
 
 RECIPES = {
     "one rank": small_recipe(),
@@ -91,7 +91,7 @@ def test_a_probe_ends_before_its_deadline_with_what_it_has(tmp_path: Path) -> No
 
 def test_a_fixed_probe_says_so_and_a_job_of_an_earlier_version_is_fixed(tmp_path: Path) -> None:
     job = small_job(tmp_path / "run")
-    table = json.loads(job_text(job))
+    table = json.loads(job.to_json())
     del table["probe"]["adaptive"]
     assert Job.from_json(json.dumps(table)) == job
     result = run_job(job)

@@ -23,7 +23,7 @@ import frontrunner
 from frontrunner.config.campaign import parse_cluster
 from frontrunner.config.recipe_file import Measured, Origin, RecipeFile, Training, read, to_text
 from frontrunner.evaluators.probe import DataSettings
-from frontrunner.evaluators.probe.job import training_data
+from frontrunner.evaluators.probe.corpus import training_data
 from frontrunner.evaluators.probe.replay import ReplaySettings
 from frontrunner.results.outcome import Failure, FailureKind, Telemetry
 from frontrunner.results.states import TrialState
@@ -256,7 +256,7 @@ def test_a_recipe_file_is_a_plan_of_its_own(
     )
     launched = ReplaySettings(steps=2, folder=tmp_path / "run", launched=True)
     plan = frontrunner.plan_replay(str(path), launched, anyway=True)
-    assert (plan.job["optimizer"]["name"], plan.job["seed"]) == ("sgd", 1)
+    assert (plan.job.optimizer.name, plan.job.seed) == ("sgd", 1)
     assert plan.measured_tokens_per_s is None
     assert "--nnodes 2 --nproc-per-node 1" in plan.command
     with pytest.raises(InvalidInput, match="needs 2 devices on nodes of 1"):

@@ -19,8 +19,8 @@ from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.external.command import Command, environment_of, request_of
 from frontrunner.evaluators.external.trainers import configured
-from frontrunner.evaluators.probe.job import Corpus, probe_job
-from frontrunner.evaluators.trainer.job import Job
+from frontrunner.evaluators.probe.job import probe_job
+from frontrunner.evaluators.trainer.job import Data, Job
 from frontrunner.results.frames import CUSTOM, frame, from_columns, plain_columns
 from frontrunner.results.schema import recipe_from_json, recipe_to_json
 from frontrunner.results.store import open_store
@@ -47,6 +47,7 @@ ARGUMENTS = {
 OVERLAP = {"values": [False, True], "flag": "--overlap", "default": False}
 BUCKET = {"values": [20, 40.5], "flag": "--set bucket={value}"}
 ALGORITHM = {"values": ["ring", "two trees"], "env": "NCCL_ALGO"}
+TOKENS = (Data(path="x", dtype="uint16"),)
 
 
 def knobbed(**own: Any) -> dict[str, Any]:
@@ -106,9 +107,7 @@ def test_a_recipe_keeps_its_knobs_in_stores_and_jobs(value: Any, tmp_path: Path)
         custom=(Custom(name="a", value=value, env="A"), Custom(name="b", value=value, env="B"))
     )
     stored = recipe_from_json(recipe_to_json(recipe))
-    job = Job.from_json(
-        json.dumps(probe_job(setup_of(tmp_path), recipe, tmp_path, (Corpus(Path("x"), "uint16"),)))
-    )
+    job = Job.from_json(probe_job(setup_of(tmp_path), recipe, tmp_path, TOKENS).to_json())
     for found in (stored, job.recipe):
         assert found == recipe
         assert [type(one.value) for one in found.custom] == [type(value)] * 2
@@ -175,9 +174,9 @@ def test_a_trainer_is_given_flags_and_variables_where_it_can_take_them(tmp_path:
         == "NCCL_ALGO"
     )
     recipe = tiny_recipe(custom=custom(1, flag="--x {value}"))
-    job = probe_job(setup_of(tmp_path), recipe, tmp_path, (Corpus(Path("x"), "uint16"),))
+    job = probe_job(setup_of(tmp_path), recipe, tmp_path, TOKENS)
     with pytest.raises(ValueError, match="custom knob own is an argument of another trainer"):
-        Job.from_json(json.dumps(job))
+        Job.from_json(job.to_json())
     with pytest.raises(InvalidInput, match="does not take --x 1"):
         batch_script(
             "slurm",

@@ -19,7 +19,7 @@ from frontrunner.cli.main import frontrunner as command_line
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.recipe_file import Origin, RecipeFile, Training, read, to_text
 from frontrunner.evaluators.probe import DataSettings
-from frontrunner.evaluators.probe.job import training_data
+from frontrunner.evaluators.probe.corpus import training_data
 from frontrunner.exchange import exported
 from frontrunner.results.provenance import TrainingData
 from frontrunner.spaces.document import recipe_id

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from frontrunner.evaluators.probe import DataFile, DataSettings
-from frontrunner.evaluators.probe.job import (
+from frontrunner.evaluators.probe.corpus import (
     MIN_SEQUENCES,
     check_data,
     corpus,
     data_of,
-    data_tables,
     require_same_data,
     training_data,
 )
 from frontrunner.evaluators.text.prepare import PrepareSettings, prepare
+from frontrunner.evaluators.trainer.job import Data
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.model import Model
@@ -77,7 +77,7 @@ def test_the_built_in_text_fits_a_byte_vocabulary(tmp_path: Path) -> None:
 
 def test_a_token_file_is_taken_as_it_is(tmp_path: Path) -> None:
     data = written(tmp_path / "t.bin", [299] * FEWEST)
-    assert corpus(data, tmp_path / "unused", PROBLEM)[0].path == tmp_path / "t.bin"
+    assert corpus(data, tmp_path / "unused", PROBLEM)[0].path == str(tmp_path / "t.bin")
 
 
 def test_wide_vocabularies_are_read_as_32_bits(tmp_path: Path) -> None:
@@ -250,9 +250,9 @@ def test_several_files_are_checked_stated_and_trained_on_one_by_one(tmp_path: Pa
     written(first, [1] * FEWEST)
     second.write_bytes(b"x" * FEWEST)
     data = of_files((first, 3.0), (second, 1.0))
-    tables = data_tables(corpus(data, tmp_path, PROBLEM))
-    assert tables["data"] == {"path": str(first), "dtype": "uint16", "weight": 3.0}
-    assert [table["weight"] for table in tables["more_data"]] == [1.0]
+    files = corpus(data, tmp_path, PROBLEM)
+    assert files[0] == Data(path=str(first), dtype="uint16", weight=3.0)
+    assert [file.weight for file in files[1:]] == [1.0]
 
     stated = training_data(data)
     assert data_of(stated) == data

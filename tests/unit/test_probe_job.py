@@ -1,7 +1,6 @@
 """The jobs that probes, profiles and replays hand to the ranks."""
 
 import errno
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +10,8 @@ from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.probe.fork_server import Report, ServerLost
 from frontrunner.evaluators.probe.job import (
     DEADLINE_SHARE,
-    Corpus,
     disk_folder,
+    dry_run_job,
     probe_job,
     profile_job,
 )
@@ -21,8 +20,10 @@ from frontrunner.evaluators.probe.replay import ReplaySettings, plan
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.probe.watch import TrainingProbe, write_job, written
 from frontrunner.evaluators.protocol import ProbeOrder
-from frontrunner.evaluators.trainer.job import Job
+from frontrunner.evaluators.trainer.job import Data, Job
 from frontrunner.results.outcome import Failure, FailureKind
+from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.recipe import Sharding
 from support.campaigns import order, setup_of, tiny_recipe
 
 
@@ -32,19 +33,17 @@ def test_a_job_equals_what_its_file_gives_back(tmp_path: Path) -> None:
     recipe = tiny_recipe(
         pipeline_parallel=2, schedule="1f1b", micro_batch_seqs=4, layers_per_stage=(1, 1)
     )
-    tokens = (Corpus(path=tmp_path / "tokens.bin", dtype="uint16"),)
+    tokens = (Data(path="tokens.bin", dtype="uint16"),)
     probe = probe_job(setup, recipe, tmp_path, tokens)
     profile = profile_job(setup, recipe, tmp_path, tokens, steps=3, samples_host=True)
     for job in (probe, profile):
-        text = json.dumps(job)
-        assert json.loads(text) == job
-        assert Job.from_json(text).recipe.layers_per_stage == (1, 1)
+        assert Job.from_json(job.to_json()) == job
 
 
 def test_a_probe_is_adaptive_unless_its_steps_are_counted(tmp_path: Path) -> None:
     counted = setup_of(tmp_path, probe={"warm_up_steps": 3, "measured_steps": 4})
     adaptive = replace(counted, probe=ProbeSettings(warm_up_steps=2, max_steps=9, deadline_s=100.0))
-    tokens = (Corpus(path=tmp_path / "tokens.bin", dtype="uint16"),)
+    tokens = (Data(path="tokens.bin", dtype="uint16"),)
     recipe = tiny_recipe()
     best_tokens_per_s = tokens_per_step(recipe, counted.problem) / 0.5
     asked = ProbeOrder(
@@ -80,10 +79,44 @@ def test_a_replay_trains_with_the_router_however_probes_deal_tokens(tmp_path: Pa
         "anyway": True,
     }
     planned = plan(recipe_id="0123456789ab", setup=setup, **options)
-    probed = probe_job(
-        setup, recipe, tmp_path, (Corpus(path=tmp_path / "tokens.bin", dtype="uint16"),)
+    probed = probe_job(setup, recipe, tmp_path, (Data(path="tokens.bin", dtype="uint16"),))
+    assert (planned.job.model.routing, probed.model.routing) == ("learned", "uniform")
+
+
+def test_a_recipe_that_the_built_in_trainer_cannot_run_ends_without_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frontrunner.evaluators.probe.watch.ForkClient", Server)
+    setup = setup_of(tmp_path, cluster={"devices_per_node": 4})
+    setup = replace(setup, problem=replace(setup.problem, trainer="megatron-lm"))
+    evaluator = TrainingProbe(setup)
+    one = order(setup, tiny_recipe(devices=3, tensor_parallel=3))
+    evaluator.start(one)
+    assert evaluator.progress(one.token) is None
+
+    (finished,) = evaluator.finished(0.0)
+
+    assert isinstance(finished.outcome, Failure)
+    assert finished.outcome.kind is FailureKind.ILLEGAL_FOR_ENGINE
+    assert "tensor_parallel 3 does not divide heads" in finished.outcome.message
+    assert RunFolder(one.run_folder).outcome() == finished.outcome
+    assert evaluator.finished(0.0) == []
+
+
+def test_no_job_is_made_for_a_recipe_that_would_train_wrongly(tmp_path: Path) -> None:
+    recipe = tiny_recipe(
+        devices=4,
+        sharding=Sharding(parameters=2, gradients=2, optimizer=2),
+        pipeline_parallel=2,
+        schedule="zbv",
+        virtual_stages=2,
+        micro_batch_seqs=1,
+        accumulation=4,
     )
-    assert (planned.job["model"]["routing"], probed["model"]["routing"]) == ("learned", "uniform")
+    setup = setup_of(tmp_path, cluster={"devices_per_node": 4}, model={"layers": 4})
+    message = r"the built-in trainer cannot run .*wrong gradients: zbv splits the backward pass"
+    with pytest.raises(InvalidInput, match=message):
+        dry_run_job(setup.problem, setup.probe, recipe)
 
 
 class Server:
@@ -111,7 +144,14 @@ def test_a_probe_leaves_nothing_on_the_disk_that_it_offloaded_to(
     disk = tmp_path / "disk"
     setup = setup_of(tmp_path, cluster={"nvme_path": str(disk)})
     evaluator = TrainingProbe(setup)
-    one = order(setup, tiny_recipe(engine="deepspeed", offload="nvme"))
+    one = order(
+        setup,
+        tiny_recipe(
+            engine="deepspeed",
+            offload="nvme",
+            sharding=Sharding(parameters=2, gradients=2, optimizer=2),
+        ),
+    )
     one.run_folder.mkdir()
     evaluator.start(one)
     folder = disk_folder(setup, one.recipe, one.run_folder)

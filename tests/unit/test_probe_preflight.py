@@ -12,7 +12,7 @@ import pytest
 
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.base import TrainingJob
-from frontrunner.evaluators.probe.job import disk_table, probe_job
+from frontrunner.evaluators.probe.job import offload_disk, probe_job
 from frontrunner.evaluators.probe.preflight import prepare_disk, prepare_here
 from frontrunner.evaluators.trainer.deepspeed_disk import OPERATORS, built_folder
 from frontrunner.spaces.cluster import Cluster
@@ -142,18 +142,18 @@ def test_a_job_names_a_folder_of_its_own_and_what_it_takes(tmp_path: Path) -> No
     )
     recipe = tiny_recipe(offload="nvme")
     first, second = (
-        disk_table(setup, recipe, tmp_path / token) for token in ("00001.1", "00001.2")
+        offload_disk(setup, recipe, tmp_path / token) for token in ("00001.1", "00001.2")
     )
 
     assert first is not None
     assert second is not None
-    assert first["needed_bytes"] == 18 * setup.problem.model.parameters
-    split = disk_table(setup, tiny_recipe(devices=2, tensor_parallel=2, offload="nvme"), tmp_path)
+    assert first.needed_bytes == 18 * setup.problem.model.parameters
+    split = offload_disk(setup, tiny_recipe(devices=2, tensor_parallel=2, offload="nvme"), tmp_path)
     assert split is not None
-    assert split["needed_bytes"] > first["needed_bytes"]  # embedding and head are on both ranks
-    assert first["folder"] != second["folder"]
-    assert Path(first["folder"]).parent == Path("/scratch")
-    assert disk_table(setup, tiny_recipe(), tmp_path) is None
+    assert split.needed_bytes > first.needed_bytes  # embedding and head are on both ranks
+    assert first.folder != second.folder
+    assert Path(first.folder).parent == Path("/scratch")
+    assert offload_disk(setup, tiny_recipe(), tmp_path) is None
 
 
 def test_layers_that_predict_further_tokens_are_refused_where_the_built_in_trainer_would_train(

@@ -27,8 +27,9 @@ from frontrunner.config.recipe_file import (
 )
 from frontrunner.evaluators.external.command import Command, environment_of, request_of
 from frontrunner.evaluators.probe import DataSettings, OptimizerConstants, Schedule
-from frontrunner.evaluators.probe.job import training_data
+from frontrunner.evaluators.probe.corpus import training_data
 from frontrunner.evaluators.probe.replay import ReplayPlan, ReplaySettings, prepare
+from frontrunner.evaluators.trainer.job import Job
 from frontrunner.exchange import exported
 from frontrunner.recipe_actions import plan_command_replay, plan_replay
 from frontrunner.results.outcome import Outcome
@@ -347,7 +348,7 @@ def test_a_file_of_the_first_version_is_replayed_on_data_that_are_named(tmp_path
         exported(LocalStore(None), path, to="slurm")
     settings = ReplaySettings(steps=2, launched=True, data="built-in", folder=tmp_path / "run")
     job = plan_replay(path, settings, anyway=True, store=str(tmp_path / "s.db")).job
-    assert (job["optimizer"]["name"], job["seed"]) == ("sgd", 3)
+    assert (job.optimizer.name, job.seed) == ("sgd", 3)
     script = exported(LocalStore(None), path, to="slurm", data="built-in")
     assert '"path": null' in script
     assert 'STEPS" ${DATA:+--data "$DATA"} \\\n' in script
@@ -364,22 +365,16 @@ def test_a_file_is_replayed_on_its_own_data_or_not_at_all(tmp_path: Path) -> Non
     (tmp_path / "r.json").write_text(to_text(file))
     path, settings = str(tmp_path / "r.json"), ReplaySettings(steps=20, launched=True)
 
-    def replayed() -> dict[str, Any]:
-        return dict(plan_replay(path, settings, anyway=True, store=str(tmp_path / "s.db")).job)
+    def replayed() -> Job:
+        return plan_replay(path, settings, anyway=True, store=str(tmp_path / "s.db")).job
 
     job = replayed()
-    assert (job["optimizer"]["learning_rate"], job["train"]["warm_up_steps"]) == (0.5, 7)
-    trained = {
-        key: job["optimizer"][key]
-        for key in ("weight_decay", "beta2", "epsilon", "gradient_clip_norm")
-    }
-    assert trained == {
-        "weight_decay": 0.25,
-        "beta2": 0.5,
-        "epsilon": 1e-6,
-        "gradient_clip_norm": None,
-    }
-    assert Path(job["data"]["path"]).name.startswith("text-")
+    assert job.train is not None
+    assert (job.optimizer.learning_rate, job.train.warm_up_steps) == (0.5, 7)
+    optimizer = job.optimizer
+    assert (optimizer.weight_decay, optimizer.beta2, optimizer.epsilon) == (0.25, 0.5, 1e-6)
+    assert optimizer.gradient_clip_norm is None
+    assert Path(job.data.path).name.startswith("text-")
     script = exported(LocalStore(None), path, to="pbs")
     assert script.index("module load rocm\n") < script.index("set -euo pipefail")
     text.write_bytes(b"same words " * 4096)
@@ -483,13 +478,13 @@ def test_several_files_of_data_are_replayed_by_their_weights(tmp_path: Path) -> 
         )
 
     job = planned(None).job
-    assert [one["weight"] for one in (job["data"], *job["more_data"])] == [3.0, 1.0]
+    assert [file.weight for file in (job.data, *job.more_data)] == [3.0, 1.0]
     assert planned(str(mixture)).job == job
     prepare(planned(None))
     mixture.write_text(
         '[data]\nfiles = [{ path = "a.txt", weight = 3 }, { path = "b.txt", weight = 2 }]\n'
     )
-    with pytest.raises(InvalidInput, match="holds a run that differs in more_data"):
+    with pytest.raises(InvalidInput, match="holds a run that differs in data"):
         prepare(planned(str(mixture)))
     (tmp_path / "b.txt").unlink()
     with pytest.raises(InvalidInput, match=r"are not here: data\.files\.path = .*No such file"):

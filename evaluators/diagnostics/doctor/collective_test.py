@@ -282,7 +282,13 @@ def run_collective_test(
         for rank, local_rank in where.own:
             order = asdict(replace(whole, rank=rank, local_rank=local_rank))
             ranks.append(
-                Rank(rank, [RANK_MODULE], order, OWN if where.rank is None else {}, folder)
+                Rank(
+                    rank,
+                    [RANK_MODULE],
+                    json.dumps(order),
+                    OWN if where.rank is None else {},
+                    folder,
+                )
             )
             stack.callback(ranks[-1].end)
         if not where.writes:
