@@ -31,7 +31,7 @@ from frontrunner.config.recipe_file import read as read_recipe_file
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
-from frontrunner.evaluators.probe.watch import harvest
+from frontrunner.evaluators.programs.ranks import harvest
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.evaluators.tables.rows import read_problems
 from frontrunner.evaluators.tables.workloads import read as read_workloads

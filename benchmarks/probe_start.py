@@ -28,11 +28,12 @@ from pathlib import Path
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.probe.job import probe_job
-from frontrunner.evaluators.probe.replay import torchrun
 from frontrunner.evaluators.probe.run_folder import StepCounter
-from frontrunner.evaluators.probe.watch import TrainingProbe, rank_environment
+from frontrunner.evaluators.programs.rank_replay import torchrun
+from frontrunner.evaluators.programs.ranks import RankProgram, rank_environment
 from frontrunner.evaluators.protocol import Evaluator, ProbeOrder, ProbeSetup
 from frontrunner.evaluators.registry import training_probe
+from frontrunner.evaluators.runs.probes import probes_on
 from frontrunner.results.outcome import Measurement
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.recipe import ENGINES, Recipe
@@ -88,10 +89,10 @@ def warm(evaluator: Evaluator, recipe: Recipe, folder: Path) -> Times:
     return watched(folder, start, is_over)
 
 
-def cold(setup: ProbeSetup, evaluator: TrainingProbe, recipe: Recipe, folder: Path) -> Times:
+def cold(setup: ProbeSetup, program: RankProgram, recipe: Recipe, folder: Path) -> Times:
     """Probe a recipe by a torchrun of its own."""
     folder.mkdir(parents=True)
-    job = probe_job(setup, recipe, folder, evaluator.tokens)
+    job = probe_job(setup, recipe, folder, program.tokens)
     (folder / "job.json").write_text(job.to_json())
     environment = {**os.environ, "PYTHONSAFEPATH": "1", **rank_environment(setup)}
     start = time.perf_counter()
@@ -113,7 +114,8 @@ def ways(spec: CampaignSpec, against: str, first: Recipe) -> Iterator[dict[str, 
     """Yield the ways to start a probe, each with its folder, once the servers are up."""
     root = Path(spec.run_root)
     setup = spec.probe_setup()
-    with closing(TrainingProbe(setup)) as forked:
+    program = RankProgram(setup)
+    with closing(probes_on(None, program)) as forked:
         found: dict[str, tuple[Way, Path]] = {FORKED: (partial(warm, forked), setup.work_folder)}
         evaluators = []
         if against == "torchrun":

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from frontrunner.evaluators.external import CommandSettings
     from frontrunner.evaluators.external.command import Command, CommandRequest, MakeCommand
+    from frontrunner.evaluators.runs.probes import Probes
     from frontrunner.spaces.legality import Reason
 
 COMMAND = "frontrunner.evaluators.registry:command_probe"
@@ -63,38 +64,29 @@ def make_evaluator(name: str, setup: ProbeSetup) -> Evaluator:
     return make(setup)
 
 
-def training_probe(setup: ProbeSetup) -> Evaluator:
+def training_probe(setup: ProbeSetup) -> Probes:
     """Construct the evaluator that trains on this machine, or on the nodes configured in
     [dispatch].
     """
     from frontrunner.evaluators.cluster.settings import node_source
+    from frontrunner.evaluators.programs.ranks import RankProgram
+    from frontrunner.evaluators.runs.probes import probes_on
 
-    source = node_source(setup.dispatch, setup.problem.cluster)
-    if source is None:
-        from frontrunner.evaluators.probe.watch import TrainingProbe
-
-        return TrainingProbe(setup)
-    from frontrunner.evaluators.cluster.probe import DispatchedProbe
-
-    return DispatchedProbe(setup, source)
+    return probes_on(node_source(setup.dispatch, setup.problem.cluster), RankProgram(setup))
 
 
-def command_probe(setup: ProbeSetup, make_command: MakeCommand | None = None) -> Evaluator:
+def command_probe(setup: ProbeSetup, make_command: MakeCommand | None = None) -> Probes:
     """Construct the evaluator that runs commands on this machine, or on the nodes that [dispatch]
     names.
     """
     from frontrunner.evaluators.cluster.settings import node_source
+    from frontrunner.evaluators.programs.command_program import CommandProgram
+    from frontrunner.evaluators.runs.probes import probes_on
 
     source = (
         node_source(setup.dispatch, setup.problem.cluster) if setup.dispatch.has_nodes else None
     )
-    if source is None:
-        from frontrunner.evaluators.external.evaluator import CommandEvaluator
-
-        return CommandEvaluator(setup, make_command)
-    from frontrunner.evaluators.external.dispatched import DispatchedCommands
-
-    return DispatchedCommands(setup, source, make_command=make_command)
+    return probes_on(source, CommandProgram(setup, make_command))
 
 
 def require_evaluator_name(name: str) -> None:

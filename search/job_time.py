@@ -8,7 +8,7 @@ import time
 
 from frontrunner.evaluators.cluster.allocations import MARGIN_S
 from frontrunner.evaluators.cluster.batch import end_of_job
-from frontrunner.evaluators.cluster.steps import expected_s
+from frontrunner.evaluators.nodes.dispatched import expected_s
 from frontrunner.search.budget import CUT_S
 
 LOOK_AT_JOB_S = 30.0

@@ -28,8 +28,9 @@ from frontrunner.evaluators.diagnostics.step_breakdown import (
 from frontrunner.evaluators.probe.files import write_json
 from frontrunner.evaluators.probe.job import profile_job
 from frontrunner.evaluators.probe.preflight import prepare_recipe, source_for
-from frontrunner.evaluators.probe.watch import TrainingProbe
-from frontrunner.evaluators.protocol import Evaluator, ProbeOrder, ProbeSetup, Progress
+from frontrunner.evaluators.programs.ranks import RankProgram
+from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
+from frontrunner.evaluators.runs.probes import probes_on
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, require_at_least
 from frontrunner.spaces.recipe import Recipe
@@ -216,13 +217,7 @@ def run(chosen: ProfilePlan, on_progress: OnProgress | None = None) -> ProfileRe
 
 def _outcome(chosen: ProfilePlan, on_progress: OnProgress | None) -> Measurement | Failure:
     job = partial(profile_job, steps=chosen.steps, samples_host=chosen.samples_host)
-    probe: Evaluator
-    if chosen.source is None:
-        probe = TrainingProbe(chosen.setup, make_job=job)
-    else:
-        from frontrunner.evaluators.cluster.probe import DispatchedProbe
-
-        probe = DispatchedProbe(chosen.setup, chosen.source, make_job=job)
+    probe = probes_on(chosen.source, RankProgram(chosen.setup, job))
     try:
         probe.start(ProbeOrder(token=TOKEN, recipe=chosen.recipe, run_folder=chosen.folder))
         while True:

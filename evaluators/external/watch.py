@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 import time
-from abc import abstractmethod
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,20 @@ from typing import Any
 from frontrunner.evaluators.external import command as commands
 from frontrunner.evaluators.external import logs
 from frontrunner.evaluators.external.command import Command
-from frontrunner.evaluators.external.supervisor import LOG, NOT_STARTED, of_node, read_end
+from frontrunner.evaluators.external.supervisor import (
+    END_S,
+    LOG,
+    NOT_STARTED,
+    of_node,
+    read_end,
+)
+from frontrunner.evaluators.nodes.base import Processes
 from frontrunner.evaluators.probe.classify import Evidence, RankError, classify, first_line
 from frontrunner.evaluators.probe.files import tail, why_disk_full
 from frontrunner.evaluators.probe.job import DEADLINE_SHARE
 from frontrunner.evaluators.probe.measure import measurement, tokens_per_step
-from frontrunner.evaluators.probe.watch import Watch, with_log
+from frontrunner.evaluators.probe.processes import PEER_GRACE_S
+from frontrunner.evaluators.programs.base import Watch, with_log
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
 from frontrunner.results.outcome import Failure, FailureKind, Outcome, ProbeEnding
 
@@ -47,6 +54,10 @@ NO_STEPS = (
     " the last lines are below. Describe such a line in command.log_patterns, or set command.log,"
     " and try it without a run: frontrunner launch FILE --check-log LOG"
 )
+END_GRACE_S = END_S + 10.0
+"""How long nodes may take to end a command: their supervisors, a look at the shared file system,
+and its delays.
+"""
 MOST_STEPS_FOR_CLOCK = 2
 """A probe takes at most this many times its steps where the log's times could not be compared with
 the clock yet.
@@ -56,22 +67,22 @@ the clock yet.
 class CommandWatch(Watch):
     """Follows a command on its nodes; `is_measured` once its step time is known.
 
-    `killed` holds the nodes whose command we ended, `end_requested_s` when that was. With
-    `is_replay` it runs to its own end; one that `is_stopping` has been sent a SIGTERM, on which its
-    ranks end one by one.
+    `end_requested_s` is when we had it end. With `is_replay` it runs to its own end; one that
+    `is_stopping` has been sent a SIGTERM, on which its ranks end one by one.
     """
 
     is_replay = is_stopping = False
 
     def __init__(
-        self, order: ProbeOrder, setup: ProbeSetup, command: Command, nodes: int = 1
+        self, order: ProbeOrder, setup: ProbeSetup, command: Command, processes: Processes
     ) -> None:
-        super().__init__(order, setup)
+        super().__init__(order, setup, processes)
         self.is_measured = False
-        self.log = logs.LogReader(order.run_folder, logs.patterns_of(command.log_patterns), nodes)
-        self.killed: set[int] = set()
+        self._count = processes.count
+        patterns = logs.patterns_of(command.log_patterns)
+        self.log = logs.LogReader(order.run_folder, patterns, self._count)
         self.end_requested_s: float | None = None
-        self._count = nodes
+        self._failed_s: float | None = None
 
     @property
     def steps(self) -> list[logs.TimedStep]:
@@ -86,7 +97,37 @@ class CommandWatch(Watch):
             phase="stepping" if done else "starting", steps_done=min(done, most), steps_total=most
         )
 
-    def follow(self) -> None:
+    def look(self) -> bool:
+        """Note progress, end what is overdue, and return whether the command is over."""
+        processes = self.processes
+        processes.read()
+        self.note_begin()
+        if processes.have_ended:
+            self.log.advance()
+        else:
+            self._follow()
+        if any(processes.statuses.values()):
+            self._failed_s = self._failed_s or time.monotonic()
+        failed = self._failed_s is not None and time.monotonic() - self._failed_s > PEER_GRACE_S
+        if failed and not self.is_stopping:  # other nodes' ranks wait for those that have failed
+            self.end()
+        self.lost = processes.trouble
+        was_interrupted = (
+            processes.is_interrupted and not self.is_measured and any(processes.statuses.values())
+        )
+        if processes.have_ended and not was_interrupted:
+            return True
+        self.lost = processes.why_lost(
+            have_begun=self.began_s is not None, have_ended=processes.have_ended
+        )
+        late_s = 0.0
+        if self.end_requested_s is not None:
+            late_s = time.monotonic() - self.end_requested_s - END_GRACE_S
+        if self.lost is None and late_s > 0:
+            self.lost = f"the command had not ended on each of its nodes within {END_GRACE_S:g} s"
+        return self.lost is not None
+
+    def _follow(self) -> None:
         """Note progress, and end the command when its step time is known or a deadline has
         passed.
         """
@@ -108,16 +149,10 @@ class CommandWatch(Watch):
             if self.is_measured or self.overdue is not None:
                 self.end()
 
-    @property
-    @abstractmethod
-    def running(self) -> set[int]:
-        """Return the nodes whose command has not ended."""
-
     def end(self) -> None:
-        """Note that the command is to end."""
-        if self.end_requested_s is None:
-            self.end_requested_s = time.monotonic()
-            self.killed |= self.running
+        """Have the command end on each of its nodes."""
+        self.end_requested_s = self.end_requested_s or time.monotonic()
+        super().end()
 
     def _is_known(self) -> bool:
         """Return whether the step time is known, and the log's times were compared with the clock.
@@ -147,12 +182,6 @@ class CommandWatch(Watch):
         ends = {node: read_end(self.order.run_folder, node) for node in range(self._count)}
         found, log = self._judged(ends)
         return with_log(found, log) if isinstance(found, Failure) else found
-
-    @property
-    def have_succeeded(self) -> bool:
-        """Return whether the command has ended with status 0 on each node."""
-        ends = [read_end(self.order.run_folder, node) for node in range(self._count)]
-        return all(end is not None and end["status"] == 0 for end in ends)
 
     def _judged(self, ends: dict[int, dict[str, Any] | None]) -> tuple[Outcome, Path]:
         recipe, problem, steps, log = (
@@ -247,7 +276,7 @@ class CommandWatch(Watch):
             statuses[node] = -9 if end is None else end["status"]
             raised = [replace(error, rank=node) for error in exceptions(text, phase)]
             is_about_a_peer = all(error.is_about_a_peer for error in raised)
-            if RANK_KILLED.search(text) and node not in self.killed and is_about_a_peer:
+            if RANK_KILLED.search(text) and node not in self.processes.killed and is_about_a_peer:
                 statuses[node], raised = -9, []
             errors += raised
             foreign = next((line for line in text.splitlines() if FOREIGN_OOM.search(line)), None)
@@ -256,7 +285,7 @@ class CommandWatch(Watch):
             if end is not None and end["status"] == NOT_STARTED and not errors:
                 return FailureKind.CRASHED, first_line(text), self._log_of(node)
         if self.lost is None and any(
-            end is None and node not in self.killed for node, end in ends.items()
+            end is None and node not in self.processes.killed for node, end in ends.items()
         ):
             why_full = why_disk_full(self.order.run_folder)
             lost = why_full or "its supervisor was killed, and the command with it"
@@ -266,12 +295,12 @@ class CommandWatch(Watch):
             errors=tuple(errors),
             log_tails=texts,
             overdue=self.overdue,
-            killed_by_us=frozenset(self.killed),
-            kernel_oom_kills=self.kernel_oom_kills,
+            killed_by_us=frozenset(self.processes.killed),
+            kernel_oom_kills=self.processes.kernel_oom_kills,
             lost=self.lost,
         )
         found = classify(evidence)
-        log = (self.lost and self.lost_log) or self._log_of(found.rank)
+        log = (self.lost and self.processes.log) or self._log_of(found.rank)
         if self._count > 1:
             return (
                 found.kind,

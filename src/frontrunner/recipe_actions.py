@@ -18,15 +18,15 @@ from frontrunner.evaluators.analytic.timeline import StepTimeline, step_timeline
 from frontrunner.evaluators.diagnostics import dryrun as tracing
 from frontrunner.evaluators.diagnostics import profile as profiling
 from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
-from frontrunner.evaluators.external import replay as command_replay
 from frontrunner.evaluators.external.command import check_program
-from frontrunner.evaluators.external.replay import CommandReplay
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings, Schedule
-from frontrunner.evaluators.probe import replay as replaying
 from frontrunner.evaluators.probe.corpus import BY_DATA, data_of, require_same_data
-from frontrunner.evaluators.probe.replay import ReplayPlan, ReplayResult, ReplaySettings
+from frontrunner.evaluators.programs import command_replay, rank_replay
+from frontrunner.evaluators.programs.command_replay import CommandReplay
+from frontrunner.evaluators.programs.rank_replay import ReplayPlan
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import commands_of
+from frontrunner.evaluators.runs.training import ReplayResult, ReplaySettings
 from frontrunner.results.provenance import TrainingData
 from frontrunner.results.records import Campaign, CampaignList
 from frontrunner.results.status import (
@@ -456,7 +456,7 @@ def plan_replay(
             setup = replace(setup, data=named)
         elif stated := trained_on(found, record):
             require_same_data(stated)
-    return replaying.plan(
+    return rank_replay.plan(
         recipe_id=found.recipe_id,
         recipe=found.recipe,
         setup=setup,
@@ -579,7 +579,7 @@ def replay(
         command := plan_command_replay(recipe_id, chosen, campaign=campaign, store=store)
     ) is not None:
         return command_replay.run(command)
-    return replaying.run(
+    return rank_replay.run(
         plan_replay(recipe_id, chosen, campaign=campaign, store=store, anyway=anyway)
     )
 

@@ -14,15 +14,16 @@ from typing import Any
 import psutil
 import pytest
 
-from frontrunner.evaluators.external import CommandSettings, replay
+from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.external.command import VARIABLES
-from frontrunner.evaluators.external.evaluator import CommandEvaluator
 from frontrunner.evaluators.external.supervisor import RUN_TAG, reserved_port
 from frontrunner.evaluators.probe.processes import driver_tags
-from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings, ReplayStopped
 from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.programs import command_replay as replay
 from frontrunner.evaluators.protocol import Finished, ProbeSetup
 from frontrunner.evaluators.registry import commands_of, make_evaluator
+from frontrunner.evaluators.runs.probes import Probes
+from frontrunner.evaluators.runs.training import ReplayResult, ReplaySettings, ReplayStopped
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding
 from frontrunner.results.pruning import names_itself
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
@@ -60,9 +61,9 @@ def setup_with(folder: Path, behaviour: str, **probe: float) -> ProbeSetup:
 
 
 @contextmanager
-def evaluator_of(setup: ProbeSetup) -> Iterator[CommandEvaluator]:
+def evaluator_of(setup: ProbeSetup) -> Iterator[Probes]:
     made = make_evaluator("command", setup)
-    assert isinstance(made, CommandEvaluator)
+    assert isinstance(made, Probes)
     try:
         yield made
     finally:

@@ -90,7 +90,7 @@ def test_a_rank_that_nothing_ends_is_named_and_the_next_probe_waits_for_it(
         progress = bench.evaluator.progress(following.token)
         assert progress is not None
         assert progress.phase == QUEUED, "nothing is measured beside it"
-        monkeypatch.setattr("frontrunner.evaluators.probe.watch.STUCK_S", 0.0)
+        monkeypatch.setattr("frontrunner.evaluators.nodes.local.STUCK_S", 0.0)
         with pytest.raises(
             NodesUnavailable, match=rf"hold their devices: process {stuck.pid} \(disk-sleep\)"
         ):

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.probe.watch import Watch
+from frontrunner.evaluators.programs.base import Watch
 from support.benches import Bench
 from support.campaigns import (
     frontrunner,

@@ -17,10 +17,11 @@ import psutil
 import pytest
 
 from frontrunner.evaluators.external.command import Command, request_of
-from frontrunner.evaluators.external.evaluator import CommandRun, write_run
 from frontrunner.evaluators.external.supervisor import RUN_TAG
+from frontrunner.evaluators.nodes.local import LocalCommand
 from frontrunner.evaluators.probe import processes
 from frontrunner.evaluators.probe.processes import Fenced, Orphans, find_orphans
+from frontrunner.evaluators.programs.command_program import write_run
 from frontrunner.results.process_identity import machine_id
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store
@@ -93,7 +94,7 @@ def test_a_rank_of_a_command_is_found_when_its_supervisor_ends_nothing(tmp_path:
     )
     setup = setup_of(tmp_path)
     write_run(request_of(setup, one.recipe, one.run_folder), command, setup.command)
-    run = CommandRun(one, setup, command)
+    run = LocalCommand(one.run_folder, None)
     try:
         wait_for(lambda: len(marked(RUN_TAG, str(one.run_folder))) == 2)
         family = marked(RUN_TAG, str(one.run_folder))
@@ -107,7 +108,7 @@ def test_a_rank_of_a_command_is_found_when_its_supervisor_ends_nothing(tmp_path:
         assert {process.pid for process in family if is_alive(process)} <= found(me)
     finally:
         run.end()
-        run.wait()
+        run.close()
 
 
 def test_what_began_after_the_first_look_is_found_too(gone: str) -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.probe.job import probe_job
+from frontrunner.evaluators.nodes.local import ThisMachine
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.probe.watch import TrainingProbe, write_job
+from frontrunner.evaluators.programs.ranks import RankProgram
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
+from frontrunner.evaluators.registry import training_probe
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import FrontrunnerError
 from support.benches import ENDLESS, Bench
@@ -141,7 +142,7 @@ def test_the_fork_server_dies_and_the_next_probe_has_a_new_one(bench: Bench) -> 
 
 
 def test_a_slow_start_of_the_server_is_not_held_against_a_probe(tmp_path: Path) -> None:
-    evaluator = TrainingProbe(setup_of(tmp_path, probe={"step_deadline_s": 3.0}))
+    evaluator = training_probe(setup_of(tmp_path, probe={"step_deadline_s": 3.0}))
     (server,) = _server(tmp_path)
     server.send_signal(signal.SIGSTOP)
     one = order(setup_of(tmp_path))
@@ -178,7 +179,7 @@ def _server(folder: Path) -> list[psutil.Process]:
 
 
 def test_a_server_killed_while_it_warms_up_costs_one_attempt(tmp_path: Path) -> None:
-    evaluator = TrainingProbe(setup_of(tmp_path))
+    evaluator = training_probe(setup_of(tmp_path))
     evaluator.start(order(setup_of(tmp_path)))
     _server(tmp_path)[0].send_signal(signal.SIGKILL)
     (finished,) = wait_for(lambda: evaluator.finished(0.2))
@@ -219,7 +220,7 @@ def test_a_server_that_never_comes_up_is_an_error_with_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken_torch(tmp_path, "raise SystemExit('torch is broken')", monkeypatch)
-    evaluator = TrainingProbe(setup_of(tmp_path))
+    evaluator = training_probe(setup_of(tmp_path))
     evaluator.start(order(setup_of(tmp_path)))
     with pytest.raises(FrontrunnerError, match="ended before it was ready: torch is broken"):
         wait_for(lambda: evaluator.finished(0.2))
@@ -228,15 +229,14 @@ def test_a_server_that_never_comes_up_is_an_error_with_its_log(
 
 def test_the_fork_server_removes_what_was_offloaded_when_its_driver_is_gone(tmp_path: Path) -> None:
     setup = running_setup_in(tmp_path)
-    evaluator = TrainingProbe(setup)
+    program = RankProgram(setup)
+    machine = ThisMachine(setup.work_folder, rank_environment=program.server_environment)
     one, scratch = order(setup), tmp_path / "scratch"
-    one.run_folder.mkdir()
     scratch.mkdir()
-    write_job(one, probe_job(setup, one.recipe, one.run_folder, evaluator.tokens), setup)
-    evaluator._server.start("1", job=RunFolder(one.run_folder).job, world_size=2, scratch=scratch)
-    wait_for(lambda: (evaluator._server.reports(0.02), steps_written(one.run_folder) >= 2)[1])
+    machine.start(one, replace(program.prepare(one), scratch=scratch))
+    wait_for(lambda: (machine.poll(0.02), steps_written(one.run_folder) >= 2)[1])
     assert scratch.is_dir()
-    evaluator._server.close()  # its end of the pipe, as when it is killed
+    machine.close([])  # its end of the pipe, as when it is killed
     assert not scratch.exists()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from frontrunner.evaluators.cluster.agent import NodeReport, Step, StepFolder
 from frontrunner.evaluators.probe.corpus import corpus
 from frontrunner.evaluators.probe.job import probe_job
-from frontrunner.evaluators.probe.watch import rank_environment, write_job
+from frontrunner.evaluators.programs.ranks import rank_environment, write_job
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frontrunner.evaluators.probe.watch import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
+from frontrunner.evaluators.registry import training_probe
 from frontrunner.results.outcome import Failure, Measurement
 from support.campaigns import setup_of, tiny_recipe, wait_for
 
@@ -19,11 +19,11 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.evaluator = TrainingProbe(setup_of(folder))
+        self.evaluator = training_probe(setup_of(folder))
         self._count = 0
 
     def use(self, setup: ProbeSetup) -> None:
-        self.evaluator._setup = setup
+        self.evaluator.program.setup = setup
 
     def start(self, setup: ProbeSetup, *, runs: Path | None = None, **recipe: object) -> ProbeOrder:
         """A probe of the tiny recipe with these changes, in a new folder under `runs`."""

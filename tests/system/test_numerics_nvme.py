@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from frontrunner.evaluators.probe.preflight import prepare_disk
-from frontrunner.evaluators.probe.watch import TrainingProbe
 from frontrunner.evaluators.protocol import ProbeOrder
+from frontrunner.evaluators.registry import training_probe
 from frontrunner.evaluators.trainer.deepspeed_disk import check_written
 from frontrunner.evaluators.trainer.job import Disk, Job
 from frontrunner.results.outcome import Failure, FailureKind
@@ -180,7 +180,7 @@ def test_a_probe_leaves_nothing_on_the_disk_whoever_is_killed(
     )
     recipe = tiny_recipe(engine="deepspeed", offload="nvme", sharding=Sharding.named("zero-3", 2))
     assert why_illegal(recipe, setup.problem) is None
-    evaluator = TrainingProbe(replace(setup, engines=("deepspeed",)))
+    evaluator = training_probe(replace(setup, engines=("deepspeed",)))
     request.addfinalizer(evaluator.close)
 
     def is_stepping(one: ProbeOrder) -> bool:

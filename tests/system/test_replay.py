@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 import frontrunner as api
-from frontrunner.evaluators.probe.replay import REPLAY_TAG, ReplaySettings, ReplayStopped
+from frontrunner.evaluators.probe.processes import FOLDER_TAG
+from frontrunner.evaluators.runs.training import ReplaySettings, ReplayStopped
 from frontrunner.evaluators.trainer.job import STOP
 from frontrunner.spaces.errors import InvalidInput
 from support.campaigns import (
@@ -68,20 +69,19 @@ def assert_same_run(folder: Path, other: Path) -> None:
 
 
 def ranks_in(folder: Path) -> list[psutil.Process]:
-    """The ranks of a replay: the marked processes that torchrun has started."""
-    return [process for process in marked(REPLAY_TAG, str(folder)) if _has(process, "RANK")]
+    """The ranks of a replay: what the fork servers of its drivers have forked."""
+    return [one for one in of_replay(folder) if one.ppid() in {o.pid for o in of_replay(folder)}]
 
 
-def torchrun_in(folder: Path) -> psutil.Process:
-    (found,) = [process for process in marked(REPLAY_TAG, str(folder)) if not _has(process, "RANK")]
+def of_replay(folder: Path) -> list[psutil.Process]:
+    """The fork server of a replay and its ranks."""
+    return marked(FOLDER_TAG, str(folder.resolve()))
+
+
+def server_in(folder: Path) -> psutil.Process:
+    ranks = {rank.pid for rank in ranks_in(folder)}
+    (found,) = (one for one in of_replay(folder) if one.pid not in ranks)
     return found
-
-
-def _has(process: psutil.Process, variable: str) -> bool:
-    try:
-        return variable in process.environ()
-    except psutil.Error:
-        return False
 
 
 def test_it_trains_past_the_probe_and_says_how_fast(
@@ -110,8 +110,8 @@ def strike_rank(folder: Path, _: subprocess.Popen[str]) -> None:
     ranks_in(folder)[1].kill()
 
 
-def strike_torchrun(folder: Path, _: subprocess.Popen[str]) -> None:
-    torchrun_in(folder).kill()
+def strike_server(folder: Path, _: subprocess.Popen[str]) -> None:
+    server_in(folder).kill()
 
 
 def strike_command_line(_: Path, command: subprocess.Popen[str]) -> None:
@@ -119,10 +119,9 @@ def strike_command_line(_: Path, command: subprocess.Popen[str]) -> None:
 
 
 def strike_everything_but_ranks(folder: Path, command: subprocess.Popen[str]) -> None:
-    torchrun = torchrun_in(folder)
-    torchrun.suspend()  # so that it cannot end its ranks in answer to the end of its parent
+    server = server_in(folder)
+    server.suspend()  # so that it cannot end its ranks in answer to the end of its driver
     command.kill()
-    torchrun.kill()
 
 
 def strike_between_the_parts_of_a_checkpoint(folder: Path, command: subprocess.Popen[str]) -> None:
@@ -138,7 +137,7 @@ def strike_between_the_parts_of_a_checkpoint(folder: Path, command: subprocess.P
             os.kill(rank.pid, signal.SIGCONT)
     assert parts_without_a_whole(folder), "no checkpoint was caught while it was written"
     command.kill()
-    for process in (*ranks, *marked(REPLAY_TAG, str(folder))):
+    for process in (*ranks, *of_replay(folder)):
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended with the one before
             process.kill()
 
@@ -154,17 +153,34 @@ def parts_without_a_whole(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("strike", "status"),
+    "strike", [strike_rank, pytest.param(strike_server, marks=pytest.mark.nightly)]
+)
+def test_a_replay_starts_again_with_the_same_losses_when_a_rank_or_its_server_is_killed(
+    strike: Any, measured: tuple[Path, str], uninterrupted: tuple[Path, dict[str, Any]]
+) -> None:
+    home, recipe = measured
+    folder = home / strike.__name__
+    with started("replay", recipe, *OPTIONS, "--folder", folder.name, cwd=home) as command:
+        wait_for(lambda: steps_written(folder) > 25)
+        strike(folder, command)
+        assert command.wait(timeout=600) == 0
+    assert resumed_at(folder)[0] >= 20, "it went on from the newest checkpoint"
+    assert_same_run(folder, uninterrupted[0])
+    said = (home / "stderr").read_text()
+    assert said.index("failed  kind lost") < said.index("start  number 2  from_checkpoint")
+    assert not of_replay(folder)
+
+
+@pytest.mark.parametrize(
+    "strike",
     [
-        pytest.param(strike_rank, 1, marks=pytest.mark.nightly),
-        (strike_between_the_parts_of_a_checkpoint, -signal.SIGKILL),
-        pytest.param(strike_torchrun, 1, marks=pytest.mark.nightly),
-        pytest.param(strike_command_line, -signal.SIGKILL, marks=pytest.mark.nightly),
-        pytest.param(strike_everything_but_ranks, -signal.SIGKILL, marks=pytest.mark.nightly),
+        strike_between_the_parts_of_a_checkpoint,
+        pytest.param(strike_command_line, marks=pytest.mark.nightly),
+        pytest.param(strike_everything_but_ranks, marks=pytest.mark.nightly),
     ],
 )
 def test_killed_in_the_middle_it_goes_on_with_the_same_losses(
-    strike: Any, status: int, measured: tuple[Path, str], uninterrupted: tuple[Path, dict[str, Any]]
+    strike: Any, measured: tuple[Path, str], uninterrupted: tuple[Path, dict[str, Any]]
 ) -> None:
     home, recipe = measured
     folder = home / strike.__name__
@@ -172,22 +188,27 @@ def test_killed_in_the_middle_it_goes_on_with_the_same_losses(
     with started(*arguments, cwd=home) as command:
         wait_for(lambda: steps_written(folder) > 25)
         strike(folder, command)
-        assert command.wait(timeout=600) == status
+        assert command.wait(timeout=600) == -signal.SIGKILL
     if strike is strike_everything_but_ranks:
         assert len(ranks_in(folder)) == 2, "they are left to the next run"
     else:
-        wait_for(lambda: not marked(REPLAY_TAG, str(folder)))
+        wait_for(lambda: not of_replay(folder))
     reached = checkpoints(folder)[-1]
     assert 20 <= reached < STEPS
     again = frontrunner(*arguments, cwd=home)
     assert again.returncode == 0, again.stderr
     assert "resumed" in again.stderr
-    events = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
-    resumed = [event["step"] for event in events if event["event"] == "resumed"]
-    assert len(resumed) == 1
-    assert resumed[0] >= reached, "it went on from the newest checkpoint"
+    assert resumed_at(folder)[0] >= reached, "it went on from the newest checkpoint"
     assert_same_run(folder, uninterrupted[0])
-    assert not marked(REPLAY_TAG, str(folder))
+    assert not of_replay(folder)
+
+
+def resumed_at(folder: Path) -> list[int]:
+    """The steps at which the starts of a replay went on, of which there is one."""
+    events = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
+    found = [event["step"] for event in events if event["event"] == "resumed"]
+    assert len(found) == 1
+    return found
 
 
 @pytest.mark.parametrize("by", ["signal", pytest.param("file", marks=pytest.mark.nightly)])
@@ -225,7 +246,7 @@ def test_an_interrupt_ends_it_with_everything_behind_it(measured: tuple[Path, st
         wait_for(lambda: steps_written(folder) > 5)
         os.kill(command.pid, signal.SIGINT)
         assert command.wait(timeout=600) == 130
-        assert not marked(REPLAY_TAG, str(folder))
+        assert not of_replay(folder)
     said = (home / "stderr").read_text()
     assert "Traceback" not in said
     assert "checkpoint" in said

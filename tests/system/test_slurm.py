@@ -20,8 +20,8 @@ import pytest
 
 from frontrunner.evaluators.cluster.agent import RANK_AGENT, Step, StepFolder
 from frontrunner.evaluators.external.supervisor import LOG, RUN_TAG, of_node, run_tag
-from frontrunner.evaluators.probe.replay import ReplayStopped
 from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.runs.training import ReplayStopped
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from support.campaigns import (
     assert_same_rows,

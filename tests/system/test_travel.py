@@ -24,7 +24,7 @@ from frontrunner.config.campaign import parse_cluster
 from frontrunner.config.recipe_file import Measured, Origin, RecipeFile, Training, read, to_text
 from frontrunner.evaluators.probe import DataSettings
 from frontrunner.evaluators.probe.corpus import training_data
-from frontrunner.evaluators.probe.replay import ReplaySettings
+from frontrunner.evaluators.runs.training import ReplaySettings
 from frontrunner.results.outcome import Failure, FailureKind, Telemetry
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import open_store

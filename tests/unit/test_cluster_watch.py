@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from frontrunner.evaluators.cluster import agent, steps
+from frontrunner.evaluators.cluster import agent
 from frontrunner.evaluators.cluster.agent import (
     Heartbeat,
     HeartbeatMonitor,
@@ -23,9 +23,11 @@ from frontrunner.evaluators.cluster.agent import (
     was_interrupted,
 )
 from frontrunner.evaluators.cluster.allocations import Placed
-from frontrunner.evaluators.cluster.probe import StepWatch
+from frontrunner.evaluators.nodes import dispatched
+from frontrunner.evaluators.nodes.dispatched import StepProcesses
 from frontrunner.evaluators.probe.fork_server import RankExited, RanksStarted, Report, ServerLost
 from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.programs.ranks import RankWatch
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.records import Attempt
@@ -63,7 +65,7 @@ class Seen:
             expected_end_s=0.0,
             task=self.future,
         )
-        self.watch = StepWatch(self.one, setup, placed)
+        self.watch = RankWatch(self.one, setup, StepProcesses(self.one.run_folder, placed, 2))
 
     def tell(self, node: int, **values: Any) -> None:
         self.folder.write_report(NodeReport(node=node, **RUNNING | values))
@@ -110,7 +112,7 @@ def test_a_cancelled_allocation_is_named_and_is_a_cut(seen: Seen) -> None:
 def test_an_interruption_that_nobody_explains_names_its_node(
     seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "VERDICT_S", -1.0)
+    monkeypatch.setattr(dispatched, "VERDICT_S", -1.0)
     seen.tell(0, statuses={0: -15}, interrupted="SIGTERM", ended=True, host="n7")
     assert seen.failure().message == "node n7 was told to end (SIGTERM)"
 
@@ -125,7 +127,7 @@ def test_an_interruption_after_the_last_step_changes_nothing(seen: Seen) -> None
 def test_a_launcher_that_fails_is_told_by_its_last_words(
     seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "LAST_FILES_S", -1.0)
+    monkeypatch.setattr(dispatched, "LAST_FILES_S", -1.0)
     seen.folder.launcher_log.write_text("srun: error: Unable to create step\n")
     seen.future.set_result(1)
     seen.watch.look()
@@ -136,7 +138,7 @@ def test_a_launcher_that_fails_is_told_by_its_last_words(
 
 
 def test_an_agent_s_trouble_is_told(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "LAST_FILES_S", -1.0)
+    monkeypatch.setattr(dispatched, "LAST_FILES_S", -1.0)
     seen.tell(1, trouble="the fork server was not ready within 120 s", running=False, ended=True)
     seen.future.set_result(0)
     seen.watch.look()
@@ -144,7 +146,7 @@ def test_an_agent_s_trouble_is_told(seen: Seen, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nodes_that_never_begin_are_given_up(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "START_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(dispatched, "START_TIMEOUT_S", -1.0)
     seen.tell(0)
     assert "had not all begun" in seen.failure().message
     assert seen.folder.is_cancelled

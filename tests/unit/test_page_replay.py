@@ -19,7 +19,7 @@ from fastapi.testclient import TestClient
 
 from frontrunner.config.settings import run_root
 from frontrunner.evaluators.probe.files import write_json
-from frontrunner.evaluators.probe.replay import ReplayStopped
+from frontrunner.evaluators.runs.training import ReplayStopped
 from frontrunner.server import child
 from frontrunner.server.drivers import STARTED, Replay, Replays, recording_end
 from frontrunner.server.requests import ReplayBody
@@ -82,7 +82,7 @@ def test_a_replay_s_process_is_known_by_its_file_while_it_runs(
         lambda _, chosen, anyway: SimpleNamespace(folder=chosen.folder),
     )
     monkeypatch.setattr(
-        "frontrunner.evaluators.probe.replay.run",
+        "frontrunner.evaluators.programs.rank_replay.run",
         lambda *_, **__: while_running.append(json.loads(path.read_text())),
     )
     assert child.main(["replay"]) == 0

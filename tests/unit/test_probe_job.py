@@ -16,10 +16,13 @@ from frontrunner.evaluators.probe.job import (
     profile_job,
 )
 from frontrunner.evaluators.probe.measure import tokens_per_step
-from frontrunner.evaluators.probe.replay import ReplaySettings, plan
 from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.probe.watch import TrainingProbe, write_job, written
+from frontrunner.evaluators.programs.base import written
+from frontrunner.evaluators.programs.rank_replay import plan
+from frontrunner.evaluators.programs.ranks import write_job
 from frontrunner.evaluators.protocol import ProbeOrder
+from frontrunner.evaluators.registry import training_probe
+from frontrunner.evaluators.runs.training import ReplaySettings
 from frontrunner.evaluators.trainer.job import Data, Job
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.spaces.errors import InvalidInput
@@ -86,10 +89,10 @@ def test_a_replay_trains_with_the_router_however_probes_deal_tokens(tmp_path: Pa
 def test_a_recipe_that_the_built_in_trainer_cannot_run_ends_without_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("frontrunner.evaluators.probe.watch.ForkClient", Server)
+    monkeypatch.setattr("frontrunner.evaluators.nodes.local.ForkClient", Server)
     setup = setup_of(tmp_path, cluster={"devices_per_node": 4})
     setup = replace(setup, problem=replace(setup.problem, trainer="megatron-lm"))
-    evaluator = TrainingProbe(setup)
+    evaluator = training_probe(setup)
     one = order(setup, tiny_recipe(devices=3, tensor_parallel=3))
     evaluator.start(one)
     assert evaluator.progress(one.token) is None
@@ -140,10 +143,10 @@ class Server:
 def test_a_probe_leaves_nothing_on_the_disk_that_it_offloaded_to(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("frontrunner.evaluators.probe.watch.ForkClient", Server)
+    monkeypatch.setattr("frontrunner.evaluators.nodes.local.ForkClient", Server)
     disk = tmp_path / "disk"
     setup = setup_of(tmp_path, cluster={"nvme_path": str(disk)})
-    evaluator = TrainingProbe(setup)
+    evaluator = training_probe(setup)
     one = order(
         setup,
         tiny_recipe(

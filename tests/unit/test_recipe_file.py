@@ -28,7 +28,8 @@ from frontrunner.config.recipe_file import (
 from frontrunner.evaluators.external.command import Command, environment_of, request_of
 from frontrunner.evaluators.probe import DataSettings, OptimizerConstants, Schedule
 from frontrunner.evaluators.probe.corpus import training_data
-from frontrunner.evaluators.probe.replay import ReplayPlan, ReplaySettings, prepare
+from frontrunner.evaluators.programs.rank_replay import ReplayPlan, prepare
+from frontrunner.evaluators.runs.training import ReplaySettings
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.exchange import exported
 from frontrunner.recipe_actions import plan_command_replay, plan_replay

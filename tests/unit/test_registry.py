@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.external.evaluator import CommandEvaluator
 from frontrunner.evaluators.protocol import ImmediateEvaluator
 from frontrunner.evaluators.registry import (
     EVALUATORS,
@@ -16,6 +15,7 @@ from frontrunner.evaluators.registry import (
     make_evaluator,
     require_evaluator,
 )
+from frontrunner.evaluators.runs.probes import Probes
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from support.campaigns import order, setup_of, spec_of, tiny, wait_for
@@ -99,7 +99,7 @@ def test_a_function_makes_commands(install: Install, tmp_path: Path) -> None:
     setup = spec.probe_setup()
     evaluator = make_evaluator("acme", setup)
     try:
-        assert isinstance(evaluator, CommandEvaluator)
+        assert isinstance(evaluator, Probes)
         evaluator.start(order(setup))
         (finished,) = wait_for(lambda: evaluator.finished(0.25))
     finally:

@@ -7,29 +7,25 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from frontrunner.evaluators.cluster import starts
-from frontrunner.evaluators.cluster.agent import NodeReport, StepFolder
+from frontrunner.evaluators.cluster.agent import NodeReport, OrphanedSteps, StepFolder
 from frontrunner.evaluators.cluster.allocations import Placed
 from frontrunner.evaluators.cluster.batch import seconds_left
-from frontrunner.evaluators.cluster.environment import Allocation
 from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource
-from frontrunner.evaluators.probe import replay
+from frontrunner.evaluators.nodes.base import Left, Nodes, Processes, Start
+from frontrunner.evaluators.nodes.dispatched import StepProcesses
 from frontrunner.evaluators.probe.preflight import source_for
-from frontrunner.evaluators.probe.replay import (
-    WATCHED_STEPS,
-    Follower,
-    ReplayPlan,
-    ReplaySettings,
-    ReplayStopped,
-    plan,
-)
+from frontrunner.evaluators.programs import rank_replay as replay
+from frontrunner.evaluators.programs.rank_replay import Follower, ReplayPlan, plan
+from frontrunner.evaluators.protocol import ProbeOrder
+from frontrunner.evaluators.runs import starts, training
+from frontrunner.evaluators.runs.training import WATCHED_STEPS, ReplaySettings, ReplayStopped
 from frontrunner.evaluators.trainer.job import STOP
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 from support.campaigns import setup_of, tiny_recipe
@@ -76,7 +72,8 @@ def test_throughput_under_nine_tenths_of_the_probe_s_is_reported_once_until_it_r
         ("slower than the probe", pytest.approx(0.88)),
         ("as fast as the probe again", pytest.approx(0.97)),
     ]
-    assert [json.loads(line) for line in chosen.log.read_text().splitlines()] == alerts
+    log = chosen.folder / "replay.log"
+    assert [json.loads(line) for line in log.read_text().splitlines()] == alerts
 
 
 @pytest.mark.parametrize(
@@ -177,12 +174,14 @@ class Held:
     why: str = ""
 
 
-class Nodes:
-    """Two nodes of allocations that end in so many seconds (None: never), in place of a dispatcher.
+class TwoNodes(Nodes):
+    """Two nodes of allocations that end in so many seconds (None: never).
 
     Their ranks end with status 1 where `crashes`, with a checkpoint 10 steps later where they are
     to stop, else done.
     """
+
+    takes_others = True
 
     def __init__(self, folder: Path, *seconds_left: float | None, crashes: bool = False) -> None:
         self._folder, self._left, self._crashes = folder, list(seconds_left), crashes
@@ -191,30 +190,32 @@ class Nodes:
         self.closed_with: list[Held] = []
         self._step = Path()
 
-    def __call__(self, *_: object) -> Nodes:
+    def __call__(self, *_: object) -> TwoNodes:
         return self
 
-    def note(self, _: float) -> None:
+    def poll(self, timeout_s: float) -> None:
         pass
 
-    def place(self, orders: list[Any]) -> dict[str, Held]:
+    def place(self, orders: Iterable[ProbeOrder]) -> set[str]:
         left = self._left.pop(0)
         self.held.append(Held(None if left is None else time.monotonic() + left))
-        return {orders[0].token: self.held[-1]}
+        return {order.token for order in orders}
 
-    def start(self, order: Any, allocation: Held, **_: object) -> Placed:
-        self._step = order.run_folder
+    def start(self, order: ProbeOrder, start: Start) -> Processes:
+        del start
+        self._step, held = order.run_folder, self.held[-1]
         StepFolder(self._step).prepare(2)
         if self._crashes:
             self._end(1)
-        elif allocation.end_s is None:
+        elif held.end_s is None:
             self._end(0, status="trained")
-        return Placed(
+        placed = Placed(
             step=self._step,
-            allocation=cast("Any", allocation),
+            allocation=cast("Any", held),
             hosts=("n1", "n2"),
             expected_end_s=0.0,
         )
+        return StepProcesses(self._step, placed, 2)
 
     def on_event(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "stopping":
@@ -238,17 +239,25 @@ class Nodes:
             )
             StepFolder(self._step).write_report(report)
 
-    def give_back(self, allocation: Held) -> None:
-        self.given_back.append(allocation)
+    def give_back(self, processes: Processes) -> None:
+        self.given_back.append(_held(processes))
 
-    def close(self, placed: list[Placed]) -> None:
-        self.closed_with = [cast("Any", one.allocation) for one in placed]
+    def left_by(self, folders: Iterable[Path]) -> Left:
+        return OrphanedSteps(folders)
+
+    def close(self, running: Collection[Processes]) -> None:
+        self.closed_with = [_held(processes) for processes in running]
+
+
+def _held(processes: Processes) -> Held:
+    assert isinstance(processes, StepProcesses)
+    return cast("Held", processes.placed.allocation)
 
 
 def on_nodes(
-    folder: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, **changes: Any
+    folder: Path, nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch, **changes: Any
 ) -> ReplayPlan:
-    monkeypatch.setattr(starts, "Dispatcher", nodes)
+    monkeypatch.setattr(training, "SourceNodes", nodes)
     monkeypatch.setattr(starts, "POLL_S", 0.01)
     source = NodeSource(scheduler="slurm", nodes=2, allocations=1, launcher="srun", settings=PARSL)
     chosen = planned(folder, stop_margin_s=60.0, **changes)
@@ -260,7 +269,7 @@ def on_nodes(
 def test_ranks_that_were_stopped_before_a_walltime_go_on_in_another_allocation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes = Nodes(tmp_path / "r", 50.0, 50.0, None)
+    nodes = TwoNodes(tmp_path / "r", 50.0, 50.0, None)
     chosen = on_nodes(tmp_path / "r", nodes, monkeypatch, restarts=0)
     assert replay.run(chosen, nodes.on_event).final_step == 30
     assert nodes.given_back == nodes.held[:2], "with less than a minute left, but no failures"
@@ -270,21 +279,20 @@ def test_ranks_that_were_stopped_before_a_walltime_go_on_in_another_allocation(
 def test_ranks_that_are_stopped_in_the_driver_s_own_job_go_on_in_another_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes = Nodes(tmp_path / "r", 50.0)
+    nodes = TwoNodes(tmp_path / "r", 50.0)
+    nodes.takes_others = False
     chosen = on_nodes(tmp_path / "r", nodes, monkeypatch)
-    assert chosen.source is not None
-    own = Allocation(scheduler="slurm", job_id="7", nodes=("n1", "n2"))
     with pytest.raises(
         ReplayStopped, match="stopped after step 10, with a checkpoint, before the job's time"
     ) as found:
-        replay.run(replace(chosen, source=replace(chosen.source, held=own)), nodes.on_event)
+        replay.run(chosen, nodes.on_event)
     assert found.value.exit_code == 75
 
 
 def test_a_replay_is_given_up_after_so_many_restarts_without_a_new_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes = Nodes(tmp_path / "r", None, None, None, None, crashes=True)
+    nodes = TwoNodes(tmp_path / "r", None, None, None, None, crashes=True)
     why = "failed, crashed: .*; 3 starts in a row without a new checkpoint, and --restarts is 2"
     with pytest.raises(FrontrunnerError, match=why) as given_up:
         replay.run(on_nodes(tmp_path / "r", nodes, monkeypatch, restarts=2))

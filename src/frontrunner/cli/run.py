@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from frontrunner import api, sweeps
 from frontrunner.cli import options as opt
 from frontrunner.config.campaign import CampaignFile, example_file, read_campaign_file
 from frontrunner.config.settings import AT_HAND, located, store_url
-from frontrunner.evaluators.external import replay as command_replay
-from frontrunner.evaluators.probe import replay as replaying
-from frontrunner.evaluators.probe.replay import ReplayResult, ReplaySettings
+from frontrunner.evaluators.programs import command_replay, rank_replay
+from frontrunner.evaluators.runs.training import ReplayResult, ReplaySettings
 from frontrunner.recipe_actions import plan_command_replay, plan_replay
 from frontrunner.results.outcome import Failure
 from frontrunner.results.ranking import RankedRecipe, Ranking
@@ -36,7 +34,6 @@ from frontrunner.spaces.errors import (
     NotFound,
     NothingLegal,
     StoreUnusable,
-    bad_value,
     installing,
     require_extra,
 )
@@ -432,7 +429,7 @@ PRINTED_STEPS = 20
     type=click.IntRange(0, 1000),
     default=3,
     show_default=True,
-    help="Starts after failures without a new checkpoint, on nodes or of a command.",
+    help="Starts again after failures, so often in a row without a new checkpoint.",
 )
 @click.option(
     "--stop-margin",
@@ -495,15 +492,9 @@ def replay(
         opt.show(done, _print_of_command, as_json=as_json)
         return
     planned = plan_replay(recipe_id, chosen, campaign=campaign, store=store, anyway=anyway)
-    asked = click.get_current_context().get_parameter_source("restarts")
-    if planned.source is None and asked is ParameterSource.COMMANDLINE:
-        expected = (
-            "no such option on one machine: the same command goes on from the newest checkpoint"
-        )
-        raise bad_value("--restarts", chosen.restarts, expected)
     what = f"{planned.recipe_id} on {planned.setup.data} in {planned.folder}"
     if chosen.launched:
-        replaying.prepare(planned)
+        rank_replay.prepare(planned)
         click.echo(f"to replay {what}:", err=True)
         click.echo(planned.command)
         return
@@ -511,7 +502,7 @@ def replay(
     click.echo(f"replaying {what}", err=True)
     try:
         with noted_signals() as signals:
-            result = replaying.run(planned, _printer(chosen.steps), signals)
+            result = rank_replay.run(planned, _printer(chosen.steps), signals)
     except KeyboardInterrupt:
         click.echo(
             "stopped; the same command continues from the newest checkpoint, if there is one",

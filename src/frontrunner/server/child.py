@@ -57,7 +57,8 @@ class Reporting(Lines):
 
 def main(arguments: list[str]) -> int:
     """Run one action; the exit status is that of the command of the same name."""
-    from frontrunner.evaluators.probe.replay import ReplaySettings, run
+    from frontrunner.evaluators.programs.rank_replay import run
+    from frontrunner.evaluators.runs.training import ReplaySettings
     from frontrunner.recipe_actions import plan_replay
     from frontrunner.server.drivers import STARTED, recording_end
 

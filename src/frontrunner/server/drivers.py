@@ -28,7 +28,7 @@ import psutil
 from frontrunner.config.settings import STORE_VARIABLE, run_root
 from frontrunner.evaluators.probe.files import read_end, read_json, write_json
 from frontrunner.evaluators.probe.processes import kill_group
-from frontrunner.evaluators.probe.replay import ReplayStopped
+from frontrunner.evaluators.runs.training import ReplayStopped
 from frontrunner.evaluators.trainer.job import complete_steps
 from frontrunner.results.process_identity import USER_VARIABLE, acting_user
 from frontrunner.results.records import utc_now

@@ -11,21 +11,16 @@ import time
 from abc import ABC, abstractmethod
 from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar, Generic, NamedTuple
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
-from frontrunner.evaluators.cluster.agent import OrphanedSteps
-from frontrunner.evaluators.cluster.allocations import HeldAllocation
-from frontrunner.evaluators.cluster.batch import end_of_job
-from frontrunner.evaluators.cluster.settings import NodeSource
-from frontrunner.evaluators.cluster.steps import LONGER_SHARE, POLL_S, Dispatcher, OnNodes
+from frontrunner.evaluators.nodes.base import Nodes
+from frontrunner.evaluators.nodes.dispatched import LONGER_SHARE, POLL_S
 from frontrunner.evaluators.probe.files import tail
-from frontrunner.evaluators.probe.processes import Orphans
-from frontrunner.evaluators.probe.replay import ReplayStopped, RunFollower
-from frontrunner.evaluators.probe.watch import AnyWatch
-from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
+from frontrunner.evaluators.programs.base import Watch
+from frontrunner.evaluators.protocol import ProbeOrder
+from frontrunner.evaluators.runs.training import PlannedReplay, ReplayStopped, RunFollower
 from frontrunner.results.outcome import POLICIES, FailureKind
 from frontrunner.spaces.errors import FrontrunnerError
-from frontrunner.spaces.recipe import Recipe
 from frontrunner.text import counted
 
 LEAST_RUN_S = 60.0
@@ -50,11 +45,13 @@ class Cause(NamedTuple):
     log: Path
 
 
-class Starts(ABC, Generic[AnyWatch]):
-    """One driver's starts of a replay, on the nodes of a source, or on this machine where there is
-    none.
+AnyWatch = TypeVar("AnyWatch", bound=Watch)
 
-    They count as long steps: processes that outlive a driver are waited for.
+
+class Starts(ABC, Generic[AnyWatch]):
+    """One driver's starts of a replay on nodes, which end with it.
+
+    Processes that outlive a driver are waited for.
     """
 
     no_progress: ClassVar[str]
@@ -62,34 +59,18 @@ class Starts(ABC, Generic[AnyWatch]):
     goes_on: ClassVar[str]
     """How the training goes on when the user runs it again."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        setup: ProbeSetup,
-        source: NodeSource | None,
-        follower: RunFollower,
-        *,
-        restarts: int,
-    ) -> None:
-        self._recipe, self._setup, self._source, self._follower = recipe, setup, source, follower
-        self._restarts = restarts
-        self._folder = setup.work_folder / "starts"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._job_end_s = end_of_job() if source is None else None
-        self._dispatcher: Dispatcher | None = None
-        if source is not None:
-            self._dispatcher = Dispatcher(setup, source)
-            self._dispatcher.note(LEAST_RUN_S / LONGER_SHARE)  # what nodes have to be left for
+    def __init__(self, chosen: PlannedReplay, nodes: Nodes, follower: RunFollower) -> None:
+        self._recipe, self._restarts = chosen.recipe, chosen.restarts
+        self._nodes, self._follower = nodes, follower
+        self.folder = chosen.folder / "starts"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._nodes.note(LEAST_RUN_S / LONGER_SHARE)  # what nodes have to be left for
         self._watch: AnyWatch | None = None
         self._is_running = False
 
     @abstractmethod
-    def begin(self, order: ProbeOrder, number: int, allocation: HeldAllocation | None) -> AnyWatch:
-        """Start the processes of an order, on nodes of the allocation or on this machine."""
-
-    def end(self, watch: AnyWatch) -> None:
-        """End the processes of a start."""
-        watch.end()
+    def begin(self, order: ProbeOrder, number: int) -> AnyWatch:
+        """Start the processes of an order for which there are nodes."""
 
     @abstractmethod
     def ending(self, watch: AnyWatch) -> Ending:
@@ -118,55 +99,37 @@ class Starts(ABC, Generic[AnyWatch]):
                 ending = self.ending(watch)
                 if ending is Ending.DONE:
                     return True
-                if ending is Ending.STOPPED and (self._follower.signals or not self._takes_others):
+                if ending is Ending.STOPPED and (self._follower.signals or not self._nodes.takes_others):
                     return False
                 failures = 0 if self.reached() > reached else failures + 1
                 if ending is Ending.STOPPED:
                     self._follower.note("stopped", why="the nodes were about to be taken away")
                     self._refuse_to_stand_still(failures)
-                    self._give_back(watch)
+                    self._nodes.give_back(watch.processes)  # too little of their time is left
                 else:
                     self._restart_or_raise(watch, failures)
         finally:
             self._close()
 
-    @property
-    def _takes_others(self) -> bool:
-        """Return whether other nodes can be requested, beside those of the driver's own job."""
-        return self._source is not None and self._source.held is None
-
-    def _give_back(self, watch: AnyWatch) -> None:
-        """Give back nodes with too little time left."""
-        if self._dispatcher is not None and isinstance(watch, OnNodes):
-            self._dispatcher.give_back(watch.nodes.placed.allocation)
-
     def _start(self) -> AnyWatch:
         self._stop_on_signal()
         number = self._wait_for_earlier() + 1
-        folder = self._folder / f"{number:04d}"
+        folder = self.folder / f"{number:04d}"
         order = ProbeOrder(token=f"start-{number}", recipe=self._recipe, run_folder=folder)
-        allocation = None if self._dispatcher is None else self._place(order, self._dispatcher)
+        while not self._nodes.place([order]):
+            self._nodes.poll(POLL_S)
+            self._stop_on_signal()
         folder.mkdir()
         self._follower.begin()
-        self._watch, self._is_running = self.begin(order, number, allocation), True
+        self._watch, self._is_running = self.begin(order, number), True
         return self._watch
-
-    def _place(self, order: ProbeOrder, dispatcher: Dispatcher) -> HeldAllocation:
-        while order.token not in (placed := dispatcher.place([order])):
-            time.sleep(POLL_S)
-            self._stop_on_signal()
-        return placed[order.token]
 
     def _wait_for_earlier(self) -> int:
         """Wait until the processes of the newest start have ended, be it another driver's; return
         its number.
         """
-        newest = max((int(path.name) for path in self._folder.iterdir()), default=0)
-        left: OrphanedSteps | Orphans = OrphanedSteps(
-            [self._folder / f"{newest:04d}"] if newest else []
-        )
-        if self._dispatcher is None:
-            left = Orphans()
+        newest = max((int(path.name) for path in self.folder.iterdir()), default=0)
+        left = self._nodes.left_by([self.folder / f"{newest:04d}"] if newest else [])
         while not left.have_ended():
             time.sleep(POLL_S)
             self._stop_on_signal()
@@ -180,14 +143,11 @@ class Starts(ABC, Generic[AnyWatch]):
 
     def _follow(self, watch: AnyWatch) -> None:
         while not watch.look():
-            time.sleep(POLL_S)
+            self._nodes.poll(POLL_S)
             self._follower.read()
-            end_s = (
-                watch.nodes.placed.allocation.end_s
-                if isinstance(watch, OnNodes)
-                else self._job_end_s
-            )
-            self._follower.stop_before(end_s)
+            self._follower.stop_before(watch.processes.end_s)
+        watch.processes.close()
+        self._nodes.forget(watch.processes)
         self._is_running = False
         self._follower.read()
 
@@ -220,7 +180,5 @@ class Starts(ABC, Generic[AnyWatch]):
 
     def _close(self) -> None:
         if self._watch is not None and self._is_running:
-            self.end(self._watch)
-        if self._dispatcher is not None:
-            placed = [self._watch.nodes.placed] if isinstance(self._watch, OnNodes) else []
-            self._dispatcher.close(placed)
+            self._watch.end()
+        self._nodes.close([] if self._watch is None else [self._watch.processes])

@@ -12,17 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from frontrunner.evaluators.cluster.allocations import HeldAllocation
-from frontrunner.evaluators.cluster.starts import LONGEST_RUN_S, Cause, Ending, Starts
 from frontrunner.evaluators.external.command import MakeCommand, request_of
-from frontrunner.evaluators.external.dispatched import start_on_nodes
-from frontrunner.evaluators.external.evaluator import CommandRun, write_run
 from frontrunner.evaluators.external.logs import timed
 from frontrunner.evaluators.external.watch import CommandWatch
 from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.probe.preflight import source_for
 from frontrunner.evaluators.probe.processes import PEER_GRACE_S
-from frontrunner.evaluators.probe.replay import (
+from frontrunner.evaluators.programs.command_program import start_of_command, write_run
+from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
+from frontrunner.evaluators.runs.starts import LONGEST_RUN_S, Cause, Ending, Starts
+from frontrunner.evaluators.runs.training import (
     OnEvent,
     PlannedReplay,
     ReplayResult,
@@ -31,9 +30,9 @@ from frontrunner.evaluators.probe.replay import (
     RunFollower,
     ThroughputWatch,
     alone,
+    nodes_of,
     with_walltime,
 )
-from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.results.outcome import POLICIES, Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import Reason
@@ -156,15 +155,11 @@ class CommandStarts(Starts[CommandWatch]):
         self._chosen, self._logs = chosen, follower
         self.outcome: Measurement | None = None
         self._is_first = True
-        super().__init__(
-            chosen.recipe, chosen.setup, chosen.source, follower, restarts=chosen.restarts
-        )
+        super().__init__(chosen, nodes_of(chosen, chosen.setup), follower)
 
-    def begin(
-        self, order: ProbeOrder, number: int, allocation: HeldAllocation | None
-    ) -> CommandWatch:
+    def begin(self, order: ProbeOrder, number: int) -> CommandWatch:
         """Start the command."""
-        chosen, setup = self._chosen, self._setup
+        chosen, setup = self._chosen, self._chosen.setup
         self._is_first = number == 1
         request = request_of(setup, chosen.recipe, chosen.folder, is_replay=True, attempt=number)
         command = chosen.make_command(request)
@@ -180,20 +175,11 @@ class CommandStarts(Starts[CommandWatch]):
         if doubt is not None:
             raise InvalidInput(f"recipe {chosen.recipe_id} cannot be replayed: {doubt}")
         self._follower.note("start", number=number)
-        watch: CommandWatch
-        if self._dispatcher is None or allocation is None:
-            watch = CommandRun(order, setup, command)
-        else:
-            watch = start_on_nodes(self._dispatcher, order, setup, command, allocation)
+        processes = self._nodes.start(order, start_of_command(order, setup))
+        watch = CommandWatch(order, setup, command, processes)
         watch.is_replay = True
         self._logs.follow(watch)
         return watch
-
-    def end(self, watch: CommandWatch) -> None:
-        """End the command, and wait for it on this machine."""
-        super().end(watch)
-        if isinstance(watch, CommandRun):
-            watch.wait()
 
     def ending(self, watch: CommandWatch) -> Ending:
         """Return that the command is done if it ended well, but not on a SIGTERM before its last
@@ -205,13 +191,14 @@ class CommandStarts(Starts[CommandWatch]):
             and outcome.kind not in ENDED_WELL
             and POLICIES[outcome.kind].max_attempts == 1
         )
-        if watch.is_stopping and self._logs.step < self._setup.probe.most_steps and not is_fatal:
+        last_step = self._chosen.setup.probe.most_steps
+        if watch.is_stopping and self._logs.step < last_step and not is_fatal:
             return Ending.STOPPED
         if isinstance(outcome, Measurement):
             self.outcome = outcome
             return Ending.DONE
         # One that goes on from its last checkpoint may have no step left.
-        is_done = watch.have_succeeded and not is_fatal and not self._is_first
+        is_done = watch.processes.have_succeeded and not is_fatal and not self._is_first
         return Ending.DONE if is_done else Ending.FAILED
 
     def cause(self, watch: CommandWatch) -> Cause:

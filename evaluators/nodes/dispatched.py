@@ -1,5 +1,5 @@
-"""Steps on the nodes of a source: when they start, what their nodes report of them, and evaluators
-by such steps.
+"""Nodes of a batch system or of Ray: when orders start on them, as steps of allocations, and what
+the nodes report of these.
 """
 
 from __future__ import annotations
@@ -7,19 +7,23 @@ from __future__ import annotations
 import os
 import re
 import time
-from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from frontrunner.evaluators.cluster.agent import RANK_AGENT, Heartbeat, NodeReport, Step, StepFolder
+from frontrunner.evaluators.cluster.agent import (
+    Heartbeat,
+    NodeReport,
+    OrphanedSteps,
+    Step,
+    StepFolder,
+)
 from frontrunner.evaluators.cluster.allocations import HeldAllocation, Placed, Pool, Waiting
 from frontrunner.evaluators.cluster.settings import RAY, NodeSource
+from frontrunner.evaluators.nodes.base import RANKS, Left, Nodes, Processes, Start
 from frontrunner.evaluators.probe.files import tail, write_json
 from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.evaluators.probe.watch import QueuedProbes, Watch
-from frontrunner.evaluators.protocol import Finished, NodeCheck, ProbeOrder, ProbeSetup
+from frontrunner.evaluators.protocol import NodeCheck, ProbeOrder, ProbeSetup
 from frontrunner.evaluators.trainer.foreign_load import DRIVER
 from frontrunner.spaces.errors import bad_value
 
@@ -55,10 +59,14 @@ def expected_s(deadline_s: float, longest_s: float | None) -> float:
     return deadline_s if longest_s is None else min(deadline_s, LONGER_SHARE * longest_s)
 
 
-class Dispatcher:
-    """Starts steps on the nodes of a source as these get free, and gives the nodes back."""
+class SourceNodes(Nodes):
+    """The nodes of a source, on which orders start as steps once enough of them are free."""
+
+    poll_s = POLL_S
 
     def __init__(self, setup: ProbeSetup, source: NodeSource) -> None:
+        self.are_local = source.held is not None
+        self.takes_others = source.held is None
         self._setup = setup
         self._is_ray = source.scheduler == RAY
         folder = (
@@ -77,36 +85,39 @@ class Dispatcher:
         self._pool = Pool(source, folder)
         self._longest_s: float | None = None
         self._due: set[str] = set()
+        self._placed: dict[str, HeldAllocation] = {}
         self._checks: dict[str, CheckRun] = {}
+        self._checked: list[NodeCheck] = []
         self._count = 0
 
-    def place(self, orders: Iterable[ProbeOrder]) -> dict[str, HeldAllocation]:
-        """Return the allocation for each order, by token, that can start now; raise
+    def poll(self, timeout_s: float) -> None:
+        """Wait, and check the nodes that are due."""
+        time.sleep(timeout_s)
+        self._check_nodes()
+
+    def place(self, orders: Iterable[ProbeOrder]) -> set[str]:
+        """Return the tokens of the orders that an allocation has room for now; raise
         `NodesUnavailable`.
         """
         problem, expected_s = self._setup.problem, self._expected_s
         waiting = [
             Waiting(order.token, nodes_used(order.recipe, problem), expected_s) for order in orders
         ]
-        return self._pool.place(waiting, time.monotonic())
+        self._placed = self._pool.place(waiting, time.monotonic())
+        return set(self._placed)
 
     @property
     def _expected_s(self) -> float:
         return expected_s(self._setup.probe.deadline_s, self._longest_s)
 
-    def start(
-        self,
-        order: ProbeOrder,
-        allocation: HeldAllocation,
-        *,
-        environment: Mapping[str, str],
-        scratch: Path | None = None,
-        agent: str = RANK_AGENT,
-    ) -> Placed:
-        """Start the step of an order in the allocation that `place` returned."""
+    def start(self, order: ProbeOrder, start: Start) -> Processes:
+        """Start the step of an order in the allocation that `place` found."""
         setup, settings = self._setup, self._setup.dispatch
+        allocation = self._placed.pop(order.token)
         hosts = self._pool.hosts(allocation, nodes_used(order.recipe, setup.problem))
-        variables = {**environment, DRIVER: f"{os.uname().nodename}:{os.getpid()}"}
+        variables = {**start.environment, DRIVER: f"{os.uname().nodename}:{os.getpid()}"}
+        if len(hosts) > 1:  # the loopback connects only one node's processes
+            variables.pop("GLOO_SOCKET_IFNAME", None)
         if (interface := settings.network_interface) is not None:
             variables |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
         step = self._step(
@@ -117,11 +128,13 @@ class Dispatcher:
             engines=setup.engines,
             environment=variables,
             deadline_s=setup.probe.deadline_s + START_TIMEOUT_S,
-            scratch=None if scratch is None else str(scratch),
-            agent=agent,
+            scratch=None if start.scratch is None else str(start.scratch),
+            agent=start.agent,
         )
         expected_end_s = time.monotonic() + self._expected_s
-        return self._pool.start(step, allocation, hosts=hosts, expected_end_s=expected_end_s)
+        placed = self._pool.start(step, allocation, hosts=hosts, expected_end_s=expected_end_s)
+        count = order.recipe.devices if start.agent == RANKS else len(hosts)
+        return StepProcesses(order.run_folder, placed, count)
 
     def _step(self, folder: Path, hosts: tuple[str, ...], **fields: Any) -> Path:
         """Write a step for these nodes to its run folder, with the files that are waited for;
@@ -144,20 +157,23 @@ class Dispatcher:
         self._due = set(due)
         self._pool.avoid(aside, due=due)
 
-    def check_nodes(self) -> list[NodeCheck]:
-        """Check the nodes that are due as they get free; return the checks that have ended."""
-        ended = []
+    def _check_nodes(self) -> None:
+        """Check the nodes that are due as they get free."""
         for node, run in list(self._checks.items()):
             found = run.found()
             if found is not None or run.was_cut:
                 del self._checks[node]
             if found is not None and not run.was_cut:
                 self._due.discard(node)
-                ended.append(NodeCheck(node=node, found=found))
+                self._checked.append(NodeCheck(node=node, found=found))
         for node in sorted(self._due - self._checks.keys()):
             if (allocation := self._pool.free_allocation(node)) is not None:
                 self._checks[node] = self._check(node, allocation)
-        return ended
+
+    def checked(self) -> list[NodeCheck]:
+        """See `Evaluator.checked_nodes`."""
+        checked, self._checked = self._checked, []
+        return checked
 
     def _check(self, node: str, allocation: HeldAllocation) -> CheckRun:
         cluster, self._count = self._setup.problem.cluster, self._count + 1
@@ -188,20 +204,26 @@ class Dispatcher:
         """What the requests for nodes lack, if their engine says so."""
         return self._pool.waits_for
 
-    def give_back(self, allocation: HeldAllocation) -> None:
-        """Give the nodes of an allocation back, on which nothing runs any more."""
-        self._pool.give_back(allocation)
+    def give_back(self, processes: Processes) -> None:
+        """Give the allocation of processes that have ended back."""
+        if isinstance(processes, StepProcesses):
+            self._pool.give_back(processes.placed.allocation)
 
     def withdraw_requests(self) -> None:
         """Withdraw the requests for more nodes, which nothing waits for any more."""
         self._pool.withdraw_requests()
 
-    def close(self, cancelled: Iterable[Placed]) -> None:
+    def left_by(self, folders: Iterable[Path]) -> Left:
+        """Cancel the steps of drivers that are gone."""
+        return OrphanedSteps(folders)
+
+    def close(self, running: Collection[Processes]) -> None:
         """Wait for steps that were cancelled, and give the nodes back."""
         for run in self._checks.values():
             run.cancel()
-        end_s, left = time.monotonic() + CLOSE_S, list(cancelled)
-        while time.monotonic() < end_s and not all(placed.is_over for placed in left):
+        end_s = time.monotonic() + CLOSE_S
+        steps = [one.placed for one in running if isinstance(one, StepProcesses)]
+        while time.monotonic() < end_s and not all(placed.is_over for placed in steps):
             time.sleep(POLL_S)
         self._heartbeat.stop()
         self._pool.close()
@@ -211,12 +233,12 @@ class CheckRun:
     """A check of one node, from outside."""
 
     def __init__(self, folder: Path, placed: Placed) -> None:
-        self._nodes = StepNodes(folder, placed)
+        self._nodes = StepProcesses(folder, placed, 1)
         self._began_s = time.monotonic()
 
     def cancel(self) -> None:
         """Have the check end."""
-        self._nodes.cancel()
+        self._nodes.end()
 
     @property
     def was_cut(self) -> bool:
@@ -235,10 +257,11 @@ class CheckRun:
         return self._nodes.why_lost(have_begun=report is not None, have_ended=False)
 
 
-class StepNodes:
-    """The nodes of a placed step: their reports, and why the step was lost."""
+class StepProcesses(Processes):
+    """The processes of a placed step, by the reports of its nodes."""
 
-    def __init__(self, run_folder: Path, placed: Placed) -> None:
+    def __init__(self, run_folder: Path, placed: Placed, count: int) -> None:
+        super().__init__(count)
         self.placed = placed
         self.reports: dict[int, NodeReport] = {}
         self.interrupted: NodeReport | None = None
@@ -246,33 +269,60 @@ class StepNodes:
         self._placed_s = time.monotonic()
         self._first_report_s: float | None = None
         self._over_s: float | None = None
-        self.launcher_log = self._files.launcher_log
+        self.log = self._files.launcher_log
+
+    @property
+    def end_s(self) -> float | None:  # type: ignore[override]
+        """Return when the time of its allocation is up."""
+        return self.placed.allocation.end_s
 
     @property
     def seconds(self) -> float:
-        """Time since the step began on its nodes; 0 before."""
+        """Return the time since the step began on its first node; 0 before."""
         return 0.0 if self._first_report_s is None else time.monotonic() - self._first_report_s
 
     @property
     def kernel_oom_kills(self) -> int:
-        """Processes that the kernels of the step's nodes killed for memory meanwhile."""
+        """Return how many processes the kernels of its nodes killed for memory meanwhile."""
         return sum(report.oom_kills for report in self.reports.values())
 
     @property
-    def are_running(self) -> bool:
+    def have_begun(self) -> bool:
         """Return whether each node has started its part."""
         reports = self.reports.values()
         return len(reports) == self.placed.nodes and all(report.running for report in reports)
 
     @property
+    def have_ended(self) -> bool:
+        """Return whether each node has reported the end of its part."""
+        reports = self.reports.values()
+        return len(reports) == self.placed.nodes and all(report.ended for report in reports)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Return whether a signal has ended a node's agent."""
+        return self.interrupted is not None
+
+    @property
     def were_taken_away(self) -> bool:
-        """Return whether the machine was, from a step that was lost."""
+        """Return whether its nodes were, of a step that was lost."""
         placed = self.placed
         return (
             self.interrupted is not None
             or placed.allocation.ended_s is not None
             or placed.node_lost is not None
         )
+
+    @property
+    def blames_nodes(self) -> bool:
+        """Return whether its allocation goes on."""
+        return self.placed.allocation.ended_s is None
+
+    @property
+    def trouble(self) -> str | None:
+        """Return what kept a node's agent from its work, or None."""
+        reports = self.reports.values()
+        return next((f"node {one.host}: {one.trouble}" for one in reports if one.trouble), None)
 
     def read(self) -> None:
         """Read what the nodes report."""
@@ -281,12 +331,15 @@ class StepNodes:
             if report is None:
                 continue
             self.reports[node] = report
+            self.statuses |= report.statuses
+            self.killed.update(report.killed)
             self._first_report_s = self._first_report_s or time.monotonic()
             if report.interrupted is not None:
                 self.interrupted = self.interrupted or report
 
-    def cancel(self) -> None:
+    def end(self) -> None:
         """Have every node end its part."""
+        super().end()
         self._files.cancel()
 
     def why_lost(self, *, have_begun: bool, have_ended: bool) -> str | None:
@@ -297,7 +350,7 @@ class StepNodes:
         if self.interrupted is None and (have_ended or not placed.is_over):
             if have_begun or now - self._placed_s <= START_TIMEOUT_S:
                 return None
-            self.cancel()
+            self.end()
             return f"its {placed.nodes} nodes had not all begun within {START_TIMEOUT_S:g} s"
         self._over_s = self._over_s or now
         is_explained = self.interrupted is not None and placed.allocation.ended_s is not None
@@ -312,96 +365,9 @@ class StepNodes:
             return self.placed.node_lost
         if self.interrupted is not None:
             return f"node {self.interrupted.host} was told to end ({self.interrupted.interrupted})"
-        for report in self.reports.values():
-            if report.trouble is not None:
-                return f"node {report.host}: {report.trouble}"
-        task, output = self.placed.task, tail(self.launcher_log, 1)
+        if self.trouble is not None:
+            return self.trouble
+        task, output = self.placed.task, tail(self._files.launcher_log, 1)
         if task is None or task.exception() is not None:
             return f"the step was lost: {task and task.exception()}"
         return f"the launcher ended with status {task.result()}" + (f": {output}" if output else "")
-
-
-class OnNodes(Watch):
-    """A watch whose processes are on the `nodes` of a step: it reads their reports, and a file ends
-    them.
-    """
-
-    nodes: StepNodes
-
-    @property
-    def seconds(self) -> float:
-        """Time since the step began on its nodes; 0 before."""
-        return self.nodes.seconds
-
-    @property
-    def kernel_oom_kills(self) -> int:
-        """Processes that the kernels of the step's nodes killed for memory meanwhile."""
-        return self.nodes.kernel_oom_kills
-
-    @property
-    def is_cut(self) -> bool:  # type: ignore[override]
-        """Whether the machine was taken away during the probe."""
-        return self.lost is not None and self.nodes.were_taken_away
-
-
-AnyStep = TypeVar("AnyStep", bound=OnNodes)
-
-
-class Dispatched(QueuedProbes[AnyStep]):
-    """Base of evaluators by steps on the nodes of a source, which orders wait for."""
-
-    _poll_s = POLL_S
-
-    def __init__(self, setup: ProbeSetup, source: NodeSource, **more: Any) -> None:
-        super().__init__(setup, **more)
-        self.measures_here = (
-            source.held is not None
-        )  # the driver may be on one of its own job's nodes
-        self._dispatcher = Dispatcher(setup, source)
-        self._checked: list[NodeCheck] = []
-
-    @abstractmethod
-    def _begin(self, order: ProbeOrder, allocation: HeldAllocation) -> AnyStep:
-        """Start the step of an order in its allocation."""
-
-    def _poll(self, timeout_s: float) -> None:
-        time.sleep(timeout_s)
-        self._checked += self._dispatcher.check_nodes()
-        placed = self._dispatcher.place([order for order, _ in self._waiting.values()])
-        for token, allocation in placed.items():
-            self._running[token] = self._begin(self._waiting.pop(token)[0], allocation)
-
-    def avoid_nodes(self, aside: Mapping[str, str], *, due: Collection[str]) -> None:
-        """See `Evaluator`."""
-        self._dispatcher.avoid(aside, due=due)
-
-    def checked_nodes(self) -> list[NodeCheck]:
-        """See `Evaluator`."""
-        checked, self._checked = self._checked, []
-        return checked
-
-    @property
-    def waits_for(self) -> str:
-        """See `Evaluator`."""
-        return self._dispatcher.waits_for if self._waiting else ""
-
-    def _conclude(self, watch: AnyStep) -> Finished:
-        if watch.lost is None:
-            self._dispatcher.note(watch.seconds)
-        has_ended = watch.nodes.placed.allocation.ended_s is not None
-        return replace(super()._conclude(watch), blames_nodes=not has_ended)
-
-    def withdraw(self, token: str) -> bool:
-        """Take back an order that waits for nodes; with the last of them withdraw the requests for
-        more nodes.
-        """
-        was_waiting = super().withdraw(token)
-        if was_waiting and not self._waiting:
-            self._dispatcher.withdraw_requests()
-        return was_waiting
-
-    def close(self) -> None:
-        """End every step, and give the nodes back."""
-        for watch in self._running.values():
-            watch.end()
-        self._dispatcher.close(watch.nodes.placed for watch in self._running.values())
