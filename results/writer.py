@@ -325,9 +325,11 @@ class CampaignWriter:
 
     @atomic
     def add_driver_seconds(self, seconds: float) -> None:
-        """Charge the driver's own time to the campaign."""
-        if not seconds >= 0 or math.isinf(seconds):
-            raise ValueError(f"seconds = {seconds!r}: expected a finite number of at least 0")
+        """Charge the driver's own time to the campaign; below 0, give back what was charged in
+        advance.
+        """
+        if not math.isfinite(seconds):
+            raise ValueError(f"seconds = {seconds!r}: expected a finite number")
         self._change_campaign(driver_seconds=CampaignRow.driver_seconds + seconds)
 
     @atomic

@@ -58,7 +58,11 @@ LOOK_S = 0.25
 LONG_LOOK_S = 0.001
 """Processor time of a look at everything that runs from which on the next one waits."""
 LEASE_S = 30.0
-RENEW_S = 5.0
+RENEW_S = 2.0
+AHEAD_S = 3.0
+"""A driver of hard minutes has charged so much more than it has driven: two renewals are at most
+this far apart, unless it is held up.
+"""
 OVERTIME = "overtime"
 """Event of a driver that was held up beyond a hard budget of minutes; its data has the
 `seconds`.
@@ -166,6 +170,7 @@ class CampaignSession:
             nodes=spec.problem.cluster.nodes,
             price_per_node_hour=spec.problem.cluster.price_per_node_hour,
         )
+        self._charge(ahead_s=AHEAD_S)
         self.view = View(
             name=campaign.name,
             strategy=spec.search.strategy,
@@ -207,16 +212,21 @@ class CampaignSession:
         """
         if self.budget.uncharged_s > RENEW_S:
             self.writer.renew()
-            self.writer.add_driver_seconds(self.budget.charge())
+            self._charge(ahead_s=AHEAD_S)
             stored = self._store.campaign(self._campaign.name)
             if stored.spec_json != self._spec_as_read and self.takes_changes:
                 self._spec_as_read = stored.spec_json
                 self.budget.change(stored_spec(stored).budget)
 
+    def _charge(self, *, ahead_s: float = 0.0) -> None:
+        seconds = self.budget.charge(ahead_s=ahead_s)
+        if seconds:
+            self.writer.add_driver_seconds(seconds)
+
     def close(self, state: CampaignState, reason: str) -> None:
         """Charge the rest of the time, record overtime, and release the lease."""
         overtime_s = self.budget.overtime_s
-        self.writer.add_driver_seconds(self.budget.charge())
+        self._charge()
         if overtime_s > 0:
             self.writer.event(OVERTIME, seconds=round(overtime_s, 3))
         self.writer.release(state, reason=reason)

@@ -131,6 +131,7 @@ class BudgetTracker:
     def change(self, budget: Budget) -> None:
         """Go by another budget from now on; what was charged stays charged."""
         self._budget = budget
+        self._is_hard = budget.hard and budget.minutes is not None
         limit_s = 60 * budget.minutes if budget.hard and budget.minutes is not None else math.inf
         self._may_begin = self._earlier_s + CUT_S < limit_s
         self._chargeable_s = (
@@ -160,12 +161,16 @@ class BudgetTracker:
             else 0.0
         )
 
-    def charge(self) -> float:
-        """Return the seconds of driving since the last charge, which count as charged from now
-        on.
+    def charge(self, *, ahead_s: float = 0.0) -> float:
+        """Return the seconds of driving since the last charge, which count as charged from now on;
+        of hard minutes also those up to the next charge, in at most `ahead_s`.
+
+        A driver that is killed does not charge its last seconds: a hard limit holds all the same.
+        What was charged in advance is given back by a smaller charge, which may be negative.
         """
         self._last_charge_s = time.monotonic()
-        seconds = self._driven_s() - self._charged_s
+        driven_s = self._last_charge_s - self._began_s + (ahead_s if self._is_hard else 0.0)
+        seconds = min(driven_s, self._chargeable_s) - self._charged_s
         self._charged_s += seconds
         return seconds
 

@@ -40,8 +40,14 @@ from typing import Any
 from frontrunner.evaluators.cluster.environment import launched_rank
 from frontrunner.evaluators.probe.files import read_json, write_json
 from frontrunner.evaluators.probe.fork_server import ForkClient, RanksStarted, ServerLost
+from frontrunner.evaluators.probe.heartbeat import RunHeartbeat
 from frontrunner.evaluators.probe.processes import KILL_GRACE_S, kernel_oom_kills, kill_rank
-from frontrunner.evaluators.probe.run_folder import CANCEL, MEETING, STEP, RunFolder
+from frontrunner.evaluators.probe.run_folder import (
+    CANCEL,
+    MEETING,
+    STEP,
+    RunFolder,
+)
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
 RANK_AGENT = "frontrunner.evaluators.cluster.agent"
@@ -292,6 +298,7 @@ class NodeAgent(ABC):
         self._heartbeat = HeartbeatMonitor(Path(step.lifeline), silence_s=step.silence_s)
         self._oom_kills_before = kernel_oom_kills()
         self._looked_s = time.monotonic()
+        self._own_heartbeat = RunHeartbeat()
 
     def interrupt(self, number: int, _: FrameType | None) -> None:
         """Note the signal that ends this agent."""
@@ -314,6 +321,8 @@ class NodeAgent(ABC):
         """Start the node's part and follow it to its end."""
 
     def _should_end(self) -> bool:
+        if self._report.node == 0:
+            self._own_heartbeat.beat([self._folder.path])
         if self._report.interrupted is not None or self._heartbeat.is_silent():
             return True
         if (

@@ -41,6 +41,7 @@ from typing import IO, Any
 
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.probe.files import write_json
+from frontrunner.evaluators.probe.heartbeat import RunHeartbeat
 from frontrunner.evaluators.probe.processes import (
     PEER_GRACE_S,
     TAGS,
@@ -277,6 +278,7 @@ def run(folder: Path, place: Place, log: Log) -> int:
             _end(processes.values())
             return NOT_STARTED
         processes[process.stdout.fileno()] = process  # type: ignore[union-attr]
+    heartbeat, beaten = RunHeartbeat(), [folder] if place.node == 0 else []
     waiting, status, ended_s, failed_s, stop = (
         [request, *processes],
         0,
@@ -287,6 +289,7 @@ def run(folder: Path, place: Place, log: Log) -> int:
     while not processes.keys().isdisjoint(waiting) or any(
         one.poll() is None for one in processes.values()
     ):
+        heartbeat.beat(beaten)
         ready, _, _ = select.select(waiting, [], [], POLL_S)
         for output in processes.keys() & ready:
             data = os.read(output, 1 << 16)

@@ -55,18 +55,18 @@ class LocalRanks(LocalProcesses):
         super().__init__(count, end_s)
         self._scratch = scratch
         self._pids: tuple[int, ...] = ()
-        self._began_s: float | None = None
+        self._started_s = time.monotonic()
         self._lost: str | None = None
 
     @property
     def have_begun(self) -> bool:
         """Return whether they were forked."""
-        return self._began_s is not None
+        return bool(self._pids)
 
     @property
     def seconds(self) -> float:
-        """Return the time since they were forked."""
-        return 0.0 if self._began_s is None else time.monotonic() - self._began_s
+        """Return the time since the start, while a server that is new imports too."""
+        return time.monotonic() - self._started_s
 
     @property
     def stuck_pids(self) -> list[int]:
@@ -79,7 +79,7 @@ class LocalRanks(LocalProcesses):
     def take(self, report: RanksStarted | RankExited) -> None:
         """Take note of a report of the server."""
         if isinstance(report, RanksStarted):
-            self._pids, self._began_s = report.pids, time.monotonic()
+            self._pids = report.pids
         else:
             self.statuses[report.rank] = report.status
 

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from frontrunner.evaluators.probe import processes
 from frontrunner.evaluators.probe.files import tail
+from frontrunner.evaluators.probe.heartbeat import BEAT_S, RunHeartbeat
 from frontrunner.spaces.errors import FrontrunnerError
 
 PROGRAM = "frontrunner.evaluators.probe.fork_server"
@@ -87,6 +88,8 @@ class ForkClient:
         self._is_ready = False
         self._started_s = time.monotonic()
         self._sent_s: dict[str, float] = {}  # requests that were not confirmed, by token
+        self._folders: dict[str, Path] = {}  # of those, where the first rank is among them
+        self._heartbeat = RunHeartbeat()
 
     def start(
         self,
@@ -109,6 +112,9 @@ class ForkClient:
         }
         request["scratch"] = None if scratch is None else str(scratch)
         self._sent_s[token] = time.monotonic()
+        if ranks.start == 0:
+            self._folders[token] = job.parent
+            RunHeartbeat().beat([job.parent])
         with contextlib.suppress(OSError):  # the server has ended: the next reports say so
             self._pipe.send_bytes(json.dumps(request).encode())
 
@@ -117,6 +123,7 @@ class ForkClient:
         not get ready.
         """
         found: list[Report] = []
+        self._heartbeat.beat(self._folders.values())  # the server imports, or is about to fork
         while self._pipe.poll(timeout_s):
             timeout_s = 0.0
             try:
@@ -127,6 +134,7 @@ class ForkClient:
                 found.append(RankExited(message["exited"], message["rank"], message["status"]))
             elif "started" in message:
                 del self._sent_s[message["started"]]
+                self._folders.pop(message["started"], None)
                 found.append(RanksStarted(message["started"], tuple(message["pids"])))
             elif "ready" in message:
                 self._is_ready = True
@@ -163,7 +171,9 @@ class ForkServer:
     def __init__(self, pipe: Connection) -> None:
         self.ranks: dict[int, tuple[str, int]] = {}
         self.scratch: dict[str, str] = {}
+        self.folders: dict[str, Path] = {}
         self.pid = os.getpid()
+        self._heartbeat = RunHeartbeat()
         self._pipe = pipe
 
     def serve(self) -> None:
@@ -177,7 +187,9 @@ class ForkServer:
         self._report({"ready": self.pid})
         is_open = True
         while is_open:
-            if wake_read in wait([self._pipe, wake_read]):
+            running = {token for token, _ in self.ranks.values()}
+            self._heartbeat.beat(self.folders[token] for token in running & self.folders.keys())
+            if wake_read in wait([self._pipe, wake_read], BEAT_S if running else None):
                 os.read(wake_read, 4096)
             while is_open and self._pipe.poll():
                 try:
@@ -197,6 +209,8 @@ class ForkServer:
         token, (first, count) = request["start"], request["ranks"]
         if request["scratch"] is not None:
             self.scratch[token] = request["scratch"]
+        if first == 0:
+            self.folders[token] = Path(request["job"]).parent
         pids = []
         for rank in range(first, first + count):
             pid = os.fork()

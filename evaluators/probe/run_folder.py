@@ -8,6 +8,7 @@ rank-N.log           the rank's output
 rank-N.error.json    the exception that ended the rank
 result.json          what the ranks measured, by rank 0
 outcome.json         the outcome, as returned to the driver
+heartbeat.json       a count that grows while anything runs for the attempt
 
 `job.json`, `result.json` and `outcome.json` name the folder that they were written for: one that
 names another was copied here. `cluster/agent.py` lists what steps on other nodes add.
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.probe.classify import RankError
 from frontrunner.evaluators.probe.files import LineReader, read_json, write_json
+from frontrunner.evaluators.probe.heartbeat import BEAT_S, HEARTBEAT
 from frontrunner.results.outcome import Failure, Measurement, Outcome, refuse_unstorable
 
 if TYPE_CHECKING:
@@ -65,8 +67,8 @@ class RunFolder:
         return found if is_own else None
 
     def busy_seconds(self) -> float:
-        """Return wall seconds from the job, step or oldest file to the newest: the time of a lost
-        attempt.
+        """Return the wall seconds of an attempt whose driver is gone: from the job, step or oldest
+        file to the newest, and those that it may have gone on after its last heartbeat.
         """
         written = {}
         for path in self.path.glob("*"):
@@ -78,7 +80,10 @@ class RunFolder:
         began_s = [written[name] for name in ("job.json", STEP) if name in written] or [
             *written.values()
         ]
-        return max(written.values()) - min(began_s) if written else 0.0
+        if not written:
+            return 0.0
+        unseen_s = BEAT_S if HEARTBEAT in written else 0.0
+        return max(written.values()) - min(began_s) + unseen_s
 
     def errors(self, world_size: int) -> tuple[RankError, ...]:
         """Return the exceptions that ended ranks, in rank order; skip files that cannot be read."""

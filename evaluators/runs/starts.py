@@ -99,7 +99,8 @@ class Starts(ABC, Generic[AnyWatch]):
                 ending = self.ending(watch)
                 if ending is Ending.DONE:
                     return True
-                if ending is Ending.STOPPED and (self._follower.signals or not self._nodes.takes_others):
+                is_last = bool(self._follower.signals) or not self._nodes.takes_others
+                if ending is Ending.STOPPED and is_last:
                     return False
                 failures = 0 if self.reached() > reached else failures + 1
                 if ending is Ending.STOPPED:

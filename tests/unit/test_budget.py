@@ -92,6 +92,18 @@ def test_no_second_of_driving_is_charged_twice_or_lost(clock: Clock) -> None:
     assert (tracker.uncharged_s, tracker.spent().driver_seconds) == (0.25, 2.75)
 
 
+def test_hard_minutes_are_charged_in_advance_and_what_was_not_driven_is_given_back(
+    clock: Clock,
+) -> None:
+    soft, hard = BudgetTracker(Budget(minutes=1)), BudgetTracker(Budget(minutes=1, hard=True))
+    assert (soft.charge(ahead_s=3.0), hard.charge(ahead_s=3.0)) == (0.0, 3.0)
+    clock.now_s += 2.0
+    assert (soft.charge(ahead_s=3.0), hard.charge(ahead_s=3.0)) == (2.0, 2.0)
+    assert hard.spent().driver_seconds == 2.0, "what was driven, not what was charged"
+    clock.now_s += 1.0
+    assert (soft.charge(), hard.charge()) == (1.0, -2.0)
+
+
 def test_a_hard_budget_charges_no_more_than_is_left(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:

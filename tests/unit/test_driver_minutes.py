@@ -10,7 +10,7 @@ import pytest
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
-from frontrunner.search.attempts import OVERTIME
+from frontrunner.search.attempts import AHEAD_S, OVERTIME, CampaignSession
 from frontrunner.search.driver import Driver
 from frontrunner.search.listener import Listener, View
 from frontrunner.search.spec import CampaignSpec
@@ -107,6 +107,23 @@ def test_drivers_that_are_started_again_and_again_do_not_pass_it(
     assert with_time > 0
     assert driven_s(campaigns, record) < ALLOWED_S
     assert overtimes_s(campaigns, record) == []
+
+
+def test_drivers_that_are_killed_at_once_use_the_minutes_up(
+    campaigns: Campaigns, near_its_end: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is killed in its first second: nothing of it charges anything any more."""
+    record, spec = near_its_end(CUT_S + 4 * AHEAD_S)
+    drivers = 0
+    with monkeypatch.context() as killed:
+        killed.setattr(CampaignSession, "close", lambda *_: None)
+        while driven_s(campaigns, record) + CUT_S < ALLOWED_S:
+            watch = Watch(last_tick=2)
+            watch.driver = campaigns.driver(record, spec, watch)
+            watch.driver.run(take_over=True)
+            drivers += 1
+            assert drivers <= 5
+    assert driven_s(campaigns, record) <= ALLOWED_S
 
 
 def test_a_driver_that_is_held_up_is_charged_what_there_was_and_tells_of_the_rest(
