@@ -41,9 +41,10 @@ DECISIVE = re.compile(
     r"recompute|offload|activation.?checkpoint|checkpoint.?activations|gradient.?checkpointing"
     r"|cpu.?checkpoint|partition.?activations|shard(ed|ing|s)?(?!-state)|fp4|fp8|float8|quantiz"
     r"|(?<!router-)dtype|precision|parallel.*(size|degree|ranks)|zero.?stage"
+    r"|(?<!te-)\bact(ivation)?(-(fn|func|function|type))?$"
 )
-"""Names of settings of recompute, sharding, precision, parallel degrees and offload, in the last
-part of their path: without them a recipe would be another one.
+"""Names of settings of recompute, sharding, precision, parallel degrees, offload and the activation
+(as `mlp_hidden_act`), in the last part of their path: without them a recipe would be another one.
 """
 OFF = (None, False, 0, 1, -1, "", "0", "1", "-1", "none", "no", "false", "False", "disabled")
 _HEREDOC = re.compile(r"cat > (\S+) <<'?(\w+)'?")
@@ -186,7 +187,7 @@ class Table:
         """Raise `InvalidInput` for the first key in use that no recipe of ours describes."""
         for key, what in refused.items():
             value = self.get(key, default=False)
-            if value is True or value not in (False, 1, -1, "none"):
+            if value is True or value not in (False, 1, -1, "", "none"):
                 raise InvalidInput(f"{key} = {shown(value)}: no recipe of ours has {what}")
 
 

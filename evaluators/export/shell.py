@@ -26,6 +26,8 @@ MAX_VALUE_CHARACTERS = 16 * 1024
 MAX_PATHS = 256
 MAX_DEPTH = 40
 MAX_EXPANDED_CHARACTERS = 20_000_000
+SEVERAL_VALUES = frozenset({"--cp-comm-type", "--num-experts"})
+"""Options that take all plain words after them, in Megatron-LM and Megatron-DeepSpeed."""
 END_OF_ARRAY = "\x00"
 """Ends the words of an array, so that its last option takes no word from outside as its value."""
 NEVER_TRAIN = frozenset({
@@ -1068,7 +1070,9 @@ def collect(words: Sequence[str], found: dict[str, str | bool], name: str | None
                     found[name] = value if equals else True
                 elif name is not None and found[name] is True:
                     found[name] = word
-                    name = None
+                    name = name if name in SEVERAL_VALUES else None
+                elif name in SEVERAL_VALUES and word.replace("+", "").isalnum():
+                    found[name] = f"{found[name]} {word}"
                 else:
                     name = None
     return name
