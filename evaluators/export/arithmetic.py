@@ -32,13 +32,19 @@ def computed(text: str, value_of: Callable[[str], str | None]) -> int | str:
     `value_of` gives the text of a variable, or None for one that the script does not assign.
     """
     if unknown := _UNKNOWN.search(text):
-        return f"{unknown[0]} is not known here"
+        return f"{_brief(unknown[0])} is not known here"
     if not text.strip():
         return 0
     try:
         return _Expression(text, value_of).value()
     except _NotRead:
-        return f'"{text.strip()}" is not computed here'
+        return f'"{_brief(text)}" is not computed here'
+
+
+def _brief(text: str) -> str:
+    """Return the beginning of a text, on one line."""
+    text = " ".join(text.split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class _NotRead(Exception):
@@ -107,12 +113,12 @@ class _Expression:
         if text is None:
             return f"{name} is not assigned before"
         if unknown := _UNKNOWN.search(text):
-            return f"{name} is {unknown[0]}, which is not known here"
+            return f"{name} is {_brief(unknown[0])}, which is not known here"
         digits = text.strip() or "0"
         try:
             return -_number(digits[1:]) if digits.startswith("-") else _number(digits)
         except _NotRead:
-            return f'{name} is "{text}", which is no number'
+            return f'{name} is "{_brief(text)}", which is no number'
 
 
 def _number(token: str) -> int:

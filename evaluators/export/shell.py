@@ -926,7 +926,7 @@ class _Path:
         if self._is_repeated:
             value = "it is in a loop, whose number of turns is not known"
         if isinstance(value, str):
-            why = shortened(value.replace(END_OF_ARRAY, ""))
+            why = value.replace(END_OF_ARRAY, "")
             kept = "".join(written.split())
             self.uncomputed[kept] = f"line {self._line}: {why}"
             return kept
@@ -946,6 +946,9 @@ class _Path:
     def _computed(self, text: str) -> int | str:
         """Return the value of an expression, or why it is not known, and assign what it assigns."""
         value: int | str = 0
+        if not is_known(text):
+            self._forget_changed(text)
+            return computed(text, self._value)
         for part in text.split(","):
             if sets := _SETS.fullmatch(part):
                 name, operator, right = sets.groups()

@@ -1182,7 +1182,10 @@ def test_nanotron_s_activation_is_swiglu_or_refused() -> None:
 
 
 def test_squared_relu_turns_megatron_s_fused_gelu_off() -> None:
+    of = problem(activation="relu2", biases="all")
     for name in ("megatron-lm", "megatron-deepspeed"):
-        text = TOOLS[name].render(problem(activation="relu2", biases="all"), PLAIN, ())
+        text = TOOLS[name].render(of, PLAIN, ())
         assert "--squared-relu" in text
         assert "--no-bias-gelu-fusion" in text
+        read = TOOLS[name].read(of, Given(text=text, stated={"devices": PLAIN.devices}))
+        assert read.tensor_parallel == PLAIN.tensor_parallel

@@ -130,6 +130,7 @@ def test_script_computes_what_bash_would(body: str, value: str) -> None:
         "V=1\n((V <<= 2))",
         "V=1\n[ -f file ] && ((V = 2))",
         "V=$((1/0))",
+        "V=1\n((V = 2, V = $UNKNOWN))",
         "V=$(expr $UNKNOWN \\* 2)",
         "V=`expr length abc`",
         'V="a ` b"',
@@ -151,6 +152,12 @@ def test_unknown_arithmetic_is_refused_with_its_option_its_line_and_the_reason()
     assert "--global-batch-size" in str(refused.value)
     assert refused.value.hint == (
         "line 3: NODES is $SLURM_NNODES, which is not known here; write the number there"
+    )
+    devices = text.replace("$SLURM_NNODES", "$(nvidia-smi --format=csv,noheader | wc -l)")
+    with pytest.raises(InvalidInput) as refused:
+        TOOLS["megatron-lm"].read(problem(), Given(text=devices))
+    assert str(refused.value.hint).startswith(
+        "line 3: NODES is $(nvidia-smi --format=csv,noheader | wc -l), which is not known here"
     )
     known = TOOLS["megatron-lm"].read(
         problem(), Given(text=text.replace("=$SLURM_NNODES", "=2"), stated={"devices": 16})
