@@ -561,7 +561,7 @@ def _config_as(kind: str, model: Model) -> Table:
     if kind.startswith("gemma") and float(own["query_scalar"]).is_integer():
         config["query_pre_attn_scalar"] = int(own["query_scalar"])
     if "activation" not in architecture.model:
-        words = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
+        words = {own: word for word, own in reversed(ACTIVATIONS.items())}  # the first word of each
         key = "activation_function" if kind == "gpt2" else "hidden_act"
         config[key] = words.get(model.activation, "gelu")
     if kind == "deepseek_v2":

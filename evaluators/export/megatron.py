@@ -21,7 +21,7 @@ import ast
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -37,7 +37,7 @@ from frontrunner.evaluators.export.base import (
     yaml_text,
 )
 from frontrunner.evaluators.export.reading import Given, Options, Table
-from frontrunner.spaces.errors import InvalidInput, bad_value, shown_key
+from frontrunner.spaces.errors import InvalidInput, bad_value, shown, shown_key
 from frontrunner.spaces.model import Model, RotaryScaling
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -75,10 +75,45 @@ CORE_MODEL_FIELDS = MODEL_FIELDS | {
     "value_width",
     "attention_window", "full_attention_every", "attention_sinks", "mtp_layers",
 }  # fmt: skip
-CLAMPED = {"--quick-geglu": True, "--glu-linear-offset": 1.0, "--activation-func-clamp-value": 7.0}
+CLAMPED_BY = {"glu-linear-offset": 1.0, "activation-func-clamp-value": 7.0}
+CLAMPED = {"--quick-geglu": True, **{f"--{name}": value for name, value in CLAMPED_BY.items()}}
 """gpt-oss's activation: `quick_gelu(x) = x sigmoid(1.702 x)` of one product, times the other and 1,
 both clamped.
 """
+ACTIVATION_OF = {
+    "--swiglu": "swiglu",
+    "--squared-relu": "relu2",
+    "--quick-geglu": "swiglu_clamped",
+    "--openai-gelu": "gelu",
+}
+"""Options that choose the activation -> ours. Without one of them it is GELU."""
+GELUS = ("gelu", "gelu_tanh")
+"""Forms of GELU, which cost the same: a configuration of one is read for a model of the other."""
+FUNCTIONS = {
+    ("silu", True): ("swiglu",),
+    ("quick_gelu", True): ("swiglu_clamped",),
+    ("fast_gelu", True): ("geglu",),
+    ("gelu", False): GELUS,
+    ("fast_gelu", False): GELUS,
+    ("squared_relu", False): ("relu2",),
+    ("relu", False): ("relu",),
+}
+"""Megatron-Bridge's `activation_func`, and whether it gates -> ours
+(megatron/bridge/utils/activation_map.py at 067f987d).
+"""
+FUNCTION_NAMES = {
+    "relu2": "squared_relu",
+    "gelu_pytorch_tanh": "fast_gelu",
+    "openai_gelu": "fast_gelu",
+}
+"""Other names of these functions."""
+NEMO_1_ACTIVATIONS = {
+    "swiglu": ("swiglu",),
+    "fast-swiglu": ("swiglu",),
+    "squared-relu": ("relu2",),
+    "gelu": GELUS,
+}
+"""`model.activation` of NeMo 1 -> ours."""
 PART_DEFAULTS = {
     "softmax-type": "vanilla",
     "rotary-percent": 1.0,
@@ -118,8 +153,19 @@ REFUSED_EXPERTS = {
     "moe-shared-expert-gate": "a gate of shared experts",
     "moe-latent-size": "experts of a narrower input",
 }
+REFUSED_LAYERS = {
+    "experimental-attention-variant": "linear or sparse attention",
+    **dict.fromkeys(
+        ("hybrid-layer-pattern", "hybrid-override-pattern", "is-hybrid-model"),
+        "layers of several kinds",
+    ),
+    **dict.fromkeys(
+        ("heterogeneous-layers-config-path", "heterogeneous-layers-config-encoded-json"),
+        "layers of several shapes",
+    ),
+}
 REFUSED = {
-    **{f"--{name}": what for name, what in REFUSED_EXPERTS.items()},
+    **{f"--{name}": what for name, what in (REFUSED_EXPERTS | REFUSED_LAYERS).items()},
     "--use-torch-fsdp2": "Megatron-LM's wrapper of FSDP2: give --use-megatron-fsdp",
     "--use-custom-fsdp": "this older name: give --use-megatron-fsdp",
     **dict.fromkeys(("--fp8-hybrid", "--fp8-e4m3"), "this older name: give --fp8-format"),
@@ -152,7 +198,10 @@ REFUSED_WITH_DEEPSPEED = {
     "--memory-centric-tiled-linear": "tiled products",
 }
 REFUSED_BY_BRIDGE = {
-    **{f"model.{name.replace('-', '_')}": what for name, what in REFUSED_EXPERTS.items()},
+    **{
+        f"model.{name.replace('-', '_')}": what
+        for name, what in (REFUSED_EXPERTS | REFUSED_LAYERS).items()
+    },
     "model.cpu_offloading": "activations offloaded by whole layers",
 }
 BRIDGE_RECIPES = {
@@ -370,10 +419,11 @@ class MegatronLM(Tool):
         self._refuse_other_model(problem, said)
         found = self._choices(problem, said)
         heads = problem.model.heads // found.get("tensor_parallel", 1)
-        if said.text("--cp-comm-type", "p2p") == "a2a" and heads % found.get("context_parallel", 1):
+        sends = said.text("--cp-comm-type", "p2p")  # one word, or one for each layer
+        if "a2a" in sends.split() and heads % found.get("context_parallel", 1):
             raise bad_value(
                 "--cp-comm-type",
-                "a2a",
+                sends,
                 f"p2p: context ranks do not divide the {heads} heads of a tensor-parallel rank,"
                 " which a2a sends between them",
             )
@@ -420,7 +470,8 @@ class MegatronLM(Tool):
             self.theta: int(model.rotary_theta) if is_rotary else None,
             self.epsilon: model.norm_epsilon,
             "--disable-bias-linear": model.biases != "all",
-            "--no-bias-gelu-fusion": model.activation == "gelu",
+            # The fused kernel is the tanh form, and Megatron-LM refuses it with squared ReLU.
+            "--no-bias-gelu-fusion": model.activation in ("gelu", "relu2"),
             "--swiglu": model.activation == "swiglu",
             "--squared-relu": model.activation == "relu2",
             "--untie-embeddings-and-output-weights": not model.tied_embeddings,
@@ -554,9 +605,24 @@ class MegatronLM(Tool):
             if value is not None
         }
         reading.refuse_other_problem(found)
+        self._refuse_other_layers(model.layers, said)
         self._refuse_other_experts(problem, said)
         for name in ("vocab-size", "padded-vocab-size"):
             reading.refuse_other_vocabulary(problem, key(name), said.number(key(name)))
+
+    def _refuse_other_layers(self, layers: int, said: Options | Table) -> None:
+        """Raise `InvalidInput` for layers whose attention no model here has."""
+        key = self.key("no-rope-freq")
+        value = said.get(key, 0)
+        if (every := _layer_pattern(value, key)) != 0:
+            if isinstance(every, int) and layers % every:
+                raise bad_value(key, value, f"a divisor of the {layers} layers")
+            unrotated = _of_layers(value, key, layers, lambda layer, n: (layer + 1) % n == 0)
+            _refuse_some(key, value, unrotated, "no rotary positions")
+        key = self.key("linear-attention-freq")
+        if (value := said.get(key)) is not None:
+            linear = _of_layers(value, key, layers, lambda layer, n: (layer + 1) % n != 0)
+            _refuse_some(key, value, linear, "linear attention")
 
     def _refuse_other_experts(self, problem: Problem, said: Options | Table) -> None:
         """Raise `InvalidInput` for other experts or attention than the problem's.
@@ -573,7 +639,7 @@ class MegatronLM(Tool):
             found = said.get(key(name), default if is_whole else None)
             if name == "window-size" and found is not None:
                 found = "(" + str(found).strip("()[]").replace(" ", "") + ")"
-            if name == "window-attn-skip-freq" and isinstance(found, str):
+            if name == "window-attn-skip-freq" and isinstance(found, str | list):
                 found = _full_attention_every(found, key(name), model.layers)
             if isinstance(value, float) and found is not None:
                 found = float(said.text(key(name))) if isinstance(found, str) else found
@@ -611,29 +677,12 @@ class MegatronLM(Tool):
             reading.refuse_other_default(
                 "neither --bf16 nor --fp16 is there", "fp32", problem.precision
             )
+        _refuse_other_activation(model, said)
         if not said.flag("--hidden-size"):
             return
-        swiglu = said.flag("--swiglu")
-        if said.flag("--quick-geglu"):
-            clamped = {
-                name: float(said.text(name, "0")) for name in CLAMPED if name != "--quick-geglu"
-            }
-            wanted = {
-                name: value if model.activation == "swiglu_clamped" else None
-                for name, value in CLAMPED.items()
-            }
-            reading.refuse_other_problem(
-                {name: (value, wanted[name]) for name, value in clamped.items()}
-            )
-        else:
-            what = f"--swiglu is {'' if swiglu else 'not '}there"
-            plain = model.activation if model.activation in ("gelu", "gelu_tanh") else "gelu"
-            stated = "swiglu" if swiglu else plain
-            if said.flag("--squared-relu"):
-                what, stated = "--squared-relu is there", "relu2"
-            reading.refuse_other_default(what, stated, model.activation)
         if not said.flag("--ffn-hidden-size") and not model.experts:
-            width = int(4 * model.hidden * 2 / 3) // 64 * 64 if swiglu else 4 * model.hidden
+            is_gated = said.flag("--swiglu")
+            width = int(4 * model.hidden * 2 / 3) // 64 * 64 if is_gated else 4 * model.hidden
             reading.refuse_other_default("--ffn-hidden-size is not there", width, model.ffn_hidden)
         is_stated = any(map(said.flag, ("--group-query-attention", self.has_kv_heads)))
         if said.flag("--num-attention-heads") and not is_stated:
@@ -655,7 +704,6 @@ class MegatronDeepSpeed(MegatronLM):
     theta = "--rotary-position-embeddings-theta"
     epsilon = "--layernorm-epsilon"
     model_fields = MODEL_FIELDS - {"qk_norm", "rotary_scaling"}
-    lacks = ("relu", "relu2")
     of_zero = ("sharding", "offload", *deepspeed.ZERO_KEYS)
     expressed = frozenset({"schedule", "recompute", "sequence_parallel", *of_zero})
 
@@ -880,6 +928,7 @@ class MegatronBridge(MegatronLM):
         root = given.keep(reading.yaml_table(given.text))
         root.refuse(REFUSED_BY_BRIDGE)
         _refuse_other_precision(problem, root)
+        _refuse_other_function(problem.model, root)
         self._refuse_other_sizes(problem, root)
         found = self._choices(problem, root)
         precision = str(root.get("mixed_precision")).replace("-", "_")
@@ -983,12 +1032,111 @@ def _rotary_percent(model: Model) -> float:
     return model.rotary_width / model.head_dim
 
 
+def _refuse_other_activation(model: Model, said: Options) -> None:
+    """Raise `InvalidInput` for another activation than the model's. Options with a hidden size
+    describe a model, whose activation is GELU by default.
+    """
+    flags = [flag for flag in ACTIVATION_OF if said.flag(flag)]
+    if len(flags) > 1:
+        raise InvalidInput(
+            f"{' and '.join(flags)} are both there, of which Megatron takes one",
+            hint="keep the one that is trained in a copy of the script",
+        )
+    is_clamped = flags == ["--quick-geglu"]
+    for option, clamped in CLAMPED_BY.items():
+        name, expected = f"--{option}", clamped if is_clamped else 0.0
+        text = said.text(name, "0")
+        try:
+            is_expected = float(text) == expected
+        except ValueError:
+            is_expected = False
+        if not is_expected:
+            how = "with" if is_clamped else "without"
+            raise bad_value(name, text, f"{expected:g} {how} --quick-geglu: no other is modeled")
+    if not flags and not said.flag("--hidden-size"):
+        return
+    what = f"{flags[0]} is there" if flags else "--swiglu is not there"
+    stated = ACTIVATION_OF[flags[0]] if flags else "gelu"
+    if stated not in GELUS or model.activation not in GELUS:
+        reading.refuse_other_default(what, stated, model.activation)
+
+
+def _refuse_other_function(model: Model, root: Table) -> None:
+    """Raise `InvalidInput` where a YAML file of Bridge, or of NeMo 1, states another activation
+    than the model's. What is missing is the Bridge recipe's.
+    """
+    is_gated = model.ffn_matrices == 3
+    gates = root.flag("model.gated_linear_unit")
+    if root.get("model.gated_linear_unit") is None:
+        gates = is_gated
+    key = "model.activation_func"
+    if isinstance(root.get(key), Mapping):
+        key = f"{key}._target_"
+    if function := root.text(key):
+        name = function.rpartition(".")[2]
+        stated = FUNCTIONS.get((FUNCTION_NAMES.get(name, name), gates), ())
+        known = [name for name, is_gate in FUNCTIONS if is_gate == gates]
+        how = "with" if gates else "without"
+        _refuse_unless_among(
+            stated, key, function, model, f"one of {', '.join(known)} {how} gated_linear_unit"
+        )
+    reading.refuse_other_problem({"model.gated_linear_unit": (gates, is_gated)})
+    if word := root.text("model.activation"):
+        stated, known = NEMO_1_ACTIVATIONS.get(word, ()), [*NEMO_1_ACTIVATIONS]
+        _refuse_unless_among(stated, "model.activation", word, model, f"one of {', '.join(known)}")
+    for name, clamped in CLAMPED_BY.items():
+        key, expected = _bridge_key(name), clamped if model.activation == "swiglu_clamped" else 0.0
+        if (value := root.get(key, expected)) != expected:
+            raise bad_value(
+                key, value, f"{expected:g} with {model.activation}: no other is modeled"
+            )
+
+
+def _refuse_unless_among(
+    stated: Sequence[str], key: str, word: str, model: Model, expected: str
+) -> None:
+    """Raise `InvalidInput` for a word that means none of our activations, or another one than the
+    model's.
+    """
+    if not stated:
+        raise bad_value(key, word, expected)
+    if model.activation not in stated:
+        reading.refuse_other_default(f"{word} as {key}", stated[0], model.activation)
+
+
+def _refuse_some(key: str, value: object, of_layers: Sequence[int], what: str) -> None:
+    """Raise `InvalidInput` where some of the layers have what no model here has."""
+    if count := sum(of_layers):
+        raise InvalidInput(
+            f"{key} = {shown(value)} gives {what} to {count} of {len(of_layers)} layers, which no"
+            " model here has",
+            hint='a campaign with evaluator = "command" can measure such a model',
+        )
+
+
+def _of_layers(
+    value: object, key: str, layers: int, of_number: Callable[[int, int], bool]
+) -> list[int]:
+    """Return the 0 or 1 of each layer: those of a list, or `of_number(layer, number)`, where layers
+    count from 0.
+    """
+    kinds = _layer_pattern(value, key)
+    if isinstance(kinds, int):
+        if kinds < 1:
+            raise bad_value(key, value, "at least 1")
+        number = kinds
+        kinds = [int(of_number(layer, number)) for layer in range(layers)]
+    if len(kinds) != layers or any(kind not in (0, 1) for kind in kinds):
+        raise bad_value(key, value, f"one 0 or 1 for each of the {layers} layers")
+    return kinds
+
+
 def _layer_pattern(value: object, key: str) -> list[int] | int:
     """Return a number, or the list that an expression makes, of which Megatron-LM evaluates digits,
-    brackets, `+`, `*` and commas (`moe_freq_type` and `_eval_pattern` of
-    megatron/training/arguments.py at d98e8a64).
+    brackets, `+`, `*` and commas (`moe_freq_type`, `no_rope_freq_type`, `la_freq_type` and
+    `_eval_pattern` of megatron/training/arguments.py at d98e8a64).
     """
-    if isinstance(value, int | list):
+    if isinstance(value, int | list) and not isinstance(value, bool):
         return value
     text = str(value).strip("\"' ")
     if not _PATTERN.fullmatch(text):
@@ -1043,13 +1191,7 @@ def _leading_dense(value: object, key: str, layers: int) -> int | None:
     """
     if value is None:
         return None
-    kinds = _layer_pattern(value, key)
-    if isinstance(kinds, int):
-        if kinds < 1:
-            raise bad_value(key, value, "at least 1")
-        kinds = [int(layer % kinds == 0) for layer in range(layers)]
-    if not set(kinds) <= {0, 1} or len(kinds) != layers:
-        raise bad_value(key, value, f"one 0 or 1 for each of the {layers} layers")
+    kinds = _of_layers(value, key, layers, lambda layer, number: layer % number == 0)
     if kinds != sorted(kinds):
         raise bad_value(key, value, "leading layers without experts, as [0]*3+[1]*58")
     return kinds.count(0)

@@ -15,6 +15,7 @@ from typing import Any
 from frontrunner.evaluators.export import reading
 from frontrunner.evaluators.export.base import Export, Refusal, Tool, nested, yaml_text
 from frontrunner.evaluators.export.reading import Given, Table
+from frontrunner.spaces.errors import bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -172,6 +173,11 @@ def _refuse_other_model(problem: Problem, root: Table) -> None:
         root.get(kv_heads, root.get(heads)),
         problem.model.kv_heads,
     )  # by default as many as heads
+    # Its model gates by it (`GLUActivation`), so that silu is SwiGLU.
+    key = f"{MODEL}hidden_act"
+    if (function := root.get(key, "silu")) != "silu":
+        raise bad_value(key, function, "silu: no other is modeled")
+    reading.refuse_other_default(f"silu as {key}", "swiglu", problem.model.activation)
     said["tokens.sequence_length"] = (root.get("tokens.sequence_length"), problem.sequence_length)
     said["model.dtype"] = (root.get("model.dtype", "bfloat16"), DTYPES[problem.precision])
     reading.refuse_other_problem(said)

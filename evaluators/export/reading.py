@@ -41,9 +41,10 @@ DECISIVE = re.compile(
     r"recompute|offload|activation.?checkpoint|checkpoint.?activations|gradient.?checkpointing"
     r"|cpu.?checkpoint|partition.?activations|shard(ed|ing|s)?(?!-state)|fp4|fp8|float8|quantiz"
     r"|(?<!router-)dtype|precision|parallel.*(size|degree|ranks)|zero.?stage"
+    r"|(?<!te-)\bact(ivation)?(-(fn|func|function|type))?$"
 )
-"""Names of settings of recompute, sharding, precision, parallel degrees and offload, in the last
-part of their path: without them a recipe would be another one.
+"""Names of settings of recompute, sharding, precision, parallel degrees, offload and the activation
+(as `mlp_hidden_act`), in the last part of their path: without them a recipe would be another one.
 """
 OFF = (None, False, 0, 1, -1, "", "0", "1", "-1", "none", "no", "false", "False", "disabled")
 _HEREDOC = re.compile(r"cat > (\S+) <<'?(\w+)'?")
@@ -143,9 +144,12 @@ class Table:
         if value is not None and (
             isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST
         ):
-            hint = "write the number in place of a variable" if "$" in str(value) else None
-            raise bad_value(key, value, "a whole number of at least 1", hint=hint)
+            raise bad_value(key, value, "a whole number of at least 1", hint=self._hint(str(value)))
         return value
+
+    def _hint(self, value: str) -> str | None:
+        """Return what to do about a value that is no number."""
+        return "write the number in place of a variable" if "$" in value else None
 
     def text(self, key: str, default: str = "") -> str:
         """Return the word or number under a key as text, the default where it is missing or
@@ -183,7 +187,7 @@ class Table:
         """Raise `InvalidInput` for the first key in use that no recipe of ours describes."""
         for key, what in refused.items():
             value = self.get(key, default=False)
-            if value is True or value not in (False, 1, -1, "none"):
+            if value is True or value not in (False, 1, -1, "", "none"):
                 raise InvalidInput(f"{key} = {shown(value)}: no recipe of ours has {what}")
 
 
@@ -196,6 +200,8 @@ class Options(Table):
     """
 
     variables: Mapping[str, Any] = field(default_factory=dict)
+    uncomputed: Mapping[str, str] = field(default_factory=dict)
+    """Arithmetic of the script whose value is not known -> its line, and why."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return an option's word, or the whole number that it is; the default where it is not
@@ -209,6 +215,11 @@ class Options(Table):
             isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) <= 10
         )
         return int(value) if is_number else value
+
+    def _hint(self, value: str) -> str | None:
+        whys = (why for written, why in self.uncomputed.items() if written in value)
+        why = next(whys, None)
+        return f"{why}; write the number there" if why else super()._hint(value)
 
     def flag(self, key: str) -> bool:
         """Return whether an option is there."""
@@ -302,7 +313,7 @@ def read_options(text: str) -> Options:
     last of repeated ones.
     """
     script = read_script("\n".join(split_files(text)[0]))
-    return Options(script.options, variables=script.variables)
+    return Options(script.options, variables=script.variables, uncomputed=script.uncomputed)
 
 
 def refuse_other_problem(said: Mapping[str, tuple[object, object]], says: str = " = ") -> None:

@@ -6,7 +6,8 @@ opens one path for each of its outcomes. An option that has the same value on al
 any other is `Undecided`, and whoever asks for it is told on which test it depends.
 
 This is a subset of bash: lists, `if`, `case`, loops (whose body is followed once), functions,
-arrays, quotes and plain expansions. Arithmetic and the output of commands are never known.
+arrays, quotes, plain expansions, and arithmetic outside of repeated bodies, also by `let` and
+`expr`. The output of other commands is never known.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from frontrunner.evaluators.export.arithmetic import computed
 from frontrunner.spaces.errors import InvalidInput
 
 MAX_VALUE_CHARACTERS = 16 * 1024
@@ -24,6 +26,8 @@ MAX_VALUE_CHARACTERS = 16 * 1024
 MAX_PATHS = 256
 MAX_DEPTH = 40
 MAX_EXPANDED_CHARACTERS = 20_000_000
+SEVERAL_VALUES = frozenset({"--cp-comm-type", "--num-experts"})
+"""Options that take all plain words after them, in Megatron-LM and Megatron-DeepSpeed."""
 END_OF_ARRAY = "\x00"
 """Ends the words of an array, so that its last option takes no word from outside as its value."""
 NEVER_TRAIN = frozenset({
@@ -51,8 +55,12 @@ _COMPARISONS = {
     "-gt": lambda a, b: a > b,
     "-ge": lambda a, b: a >= b,
 }
-_ARITHMETIC = {"==": "-eq", "!=": "-ne", "<": "-lt", "<=": "-le", ">": "-gt", ">=": "-ge"}
-_ARITHMETIC_TEST = re.compile(r"\s*\$?(\w+)\s*(==|!=|<=|>=|<|>)\s*\$?(\w+)\s*")
+_SETS = re.compile(r"\s*([A-Za-z_]\w*)\s*([-+*/%]?)=(?!=)(.*)", re.DOTALL)
+_STEPS = re.compile(r"\s*(?:(\+\+|--)\s*([A-Za-z_]\w*)|([A-Za-z_]\w*)\s*(\+\+|--))\s*")
+_CHANGES = re.compile(
+    r"([A-Za-z_]\w*)\s*(?:\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+)
+"""Forms in which arithmetic changes a variable: `x = 1` and `x += 1`, `x++`, and any."""
 _CLOSING = frozenset({"then", "elif", "else", "fi", "do", "done", "esac", "}"})
 
 
@@ -80,6 +88,8 @@ class Script:
 
     options: Mapping[str, Value]
     variables: Mapping[str, Value]
+    uncomputed: Mapping[str, str] = field(default_factory=dict)
+    """Arithmetic whose value is not known, without spaces -> its line, and why."""
 
 
 # --- words and operators -------------------------------------------------------------------------
@@ -150,15 +160,15 @@ class _Lexer:
         return Token("word", word, line)
 
     def _operator(self, operator: str, line: int) -> Token | None:
-        self._at += len(operator)
         if operator == "((":
-            end = self._text.find("))", self._at)
-            if end < 0:
+            end = self._closing_parenthesis(self._at)
+            inside = self._text[self._at + 2 : end - 2]
+            if self._text[end - 2 : end] != "))":
                 raise self._error('"((" without "))"')
-            inside = self._text[self._at : end]
-            self._at = end + 2
+            self._at = end
             self._line += inside.count("\n")
             return Token("arithmetic", inside, line)
+        self._at += len(operator)
         if operator in ("<<", "<<-"):
             self._skip_blanks()
             self._here.append(self._word().strip("\"'\\"))
@@ -549,7 +559,7 @@ class _Parser:
     def _for(self, line: int) -> For:
         if (token := self._peek()) is not None and token.kind == "arithmetic":
             self._take()
-            return For(line, "", ("$((",), self._do())
+            return For(line, "", (f"$(({token.text}))",), self._do())
         name, words = self._take().text, []
         self._skip_breaks()
         if self._is("in"):
@@ -635,6 +645,9 @@ class _Path:
         self._arguments: list[str] | None = None
         self._calls = 0
         self._waiting: str | None = None
+        self._line = 1
+        self._is_repeated = False
+        self.uncomputed: dict[str, str] = {}
 
     def follow(self, statements: Sequence[Statement]) -> None:
         with suppress(_Exit, _Return):
@@ -647,6 +660,7 @@ class _Path:
     def _run(self, statements: Sequence[Statement]) -> bool | None:
         status: bool | None = True
         for statement in statements:
+            self._line = getattr(statement, "line", self._line)
             status = self._one(statement)
         return status
 
@@ -735,24 +749,40 @@ class _Path:
         return self._run(bodies[chosen]) if chosen < len(bodies) else True
 
     def _for(self, statement: For) -> bool | None:
+        if not statement.name:  # `for ((...))`
+            self._forget_changed(statement.words[0])
         words = " ".join(map(self._expanded, statement.words)).replace(END_OF_ARRAY, " ").split()
         test = f"for {statement.name} (line {statement.line})"
         if not words:
             return True
+        is_once = len(words) == 1 and is_known(words[0])
         if is_known(" ".join(words)):
-            chosen = self.choices.choose(test, len(words)) if len(words) > 1 else 0
+            chosen = 0 if is_once else self.choices.choose(test, len(words))
             self.variables[statement.name] = words[chosen]
         else:
             self.variables.pop(statement.name, None)
             if not self.choices.choose(test, 2):
                 return True
-        return self._body(statement.body)
+        if is_once:
+            return self._body(statement.body)
+        with self._repeated():
+            return self._body(statement.body)
 
     def _while(self, statement: While) -> bool | None:
-        status = self._run(statement.condition)
-        if self._decided(statement.condition, statement.line, status=status) != statement.until:
-            self._body(statement.body)
+        with self._repeated():
+            status = self._run(statement.condition)
+            if self._decided(statement.condition, statement.line, status=status) != statement.until:
+                self._body(statement.body)
         return True
+
+    @contextmanager
+    def _repeated(self) -> Iterator[None]:
+        """Follow statements that the script runs an unknown number of times."""
+        before, self._is_repeated = self._is_repeated, True
+        try:
+            yield
+        finally:
+            self._is_repeated = before
 
     def _body(self, body: Sequence[Statement]) -> bool | None:
         try:
@@ -760,7 +790,7 @@ class _Path:
         except _Return:
             return None
 
-    def _command(self, statement: Command) -> bool | None:  # noqa: C901, PLR0912 - bash's own ones
+    def _command(self, statement: Command) -> bool | None:  # noqa: C901, PLR0911, PLR0912
         name = self._expanded(statement.words[0]) if statement.words else ""
         is_declared = name in DECLARATIONS
         if not name or is_declared:
@@ -780,6 +810,8 @@ class _Path:
             return self._test_words([*statement.words[1:]])
         if name == "false":
             return False
+        if name == "let":
+            return self._holds([self._expanded(word) for word in statement.words[1:]])
         if name == "unset":
             for word in statement.words[1:]:
                 self.variables.pop(word, None)
@@ -849,6 +881,9 @@ class _Path:
                     part = "\\" + part
             elif letter == "$":
                 part, at = self._variable(word, at)
+            elif letter == "`":
+                end = (word.find("`", at + 1) + 1) or at + 1
+                part, at = self._output(word[at:end], word[at + 1 : end - 1]), end
             else:
                 part, at = letter, at + 1
             parts.append(part)
@@ -872,13 +907,76 @@ class _Path:
             end = at + 2
             value = self._value(word[at + 1])
         else:
-            end = len(word)
-            if word[at + 1 : at + 2] in ("(", "{"):
-                end = _Lexer(word)._end_of_expansion(at)
-            else:
+            if word[at + 1 : at + 2] not in ("(", "{"):
                 return "$", at + 1
+            end = _Lexer(word)._end_of_expansion(at)
+            written = word[at:end]
+            if written.startswith("$((") and written.endswith("))"):
+                return self._arithmetic(written, written[3:-2]), end
+            if written.startswith("$("):
+                return self._output(written, written[2:-1]), end
             value = None
         return (word[at:end] if value is None else value), end
+
+    # --- arithmetic ---
+
+    def _arithmetic(self, written: str, expression: str) -> str:
+        """Return the value of an expansion, or the expansion without spaces if it is not known."""
+        value = self._computed(self._expanded(expression))
+        if self._is_repeated:
+            value = "it is in a loop, whose number of turns is not known"
+        if isinstance(value, str):
+            why = value.replace(END_OF_ARRAY, "")
+            kept = "".join(written.split())
+            self.uncomputed[kept] = f"line {self._line}: {why}"
+            return kept
+        return str(value)
+
+    def _output(self, written: str, command: str) -> str:
+        """Return the output of `expr` of numbers; that of any other command stays as written."""
+        if not re.match(r"\s*expr\s", command):
+            return written
+        words = [self._expanded(token.text) for token in _Lexer(command).tokens()][1:]
+        if not all(re.fullmatch(r"-?\d{1,18}|[-+*/%()]", word, re.ASCII) for word in words):
+            return written
+        # `expr` has no octal numbers.
+        decimal = [str(int(word)) if word[-1].isdecimal() else word for word in words]
+        return self._arithmetic(written, " ".join(decimal))
+
+    def _computed(self, text: str) -> int | str:
+        """Return the value of an expression, or why it is not known, and assign what it assigns."""
+        value: int | str = 0
+        if not is_known(text):
+            self._forget_changed(text)
+            return computed(text, self._value)
+        for part in text.split(","):
+            if sets := _SETS.fullmatch(part):
+                name, operator, right = sets.groups()
+                changed = value = computed(
+                    f"{name} {operator} ({right})" if operator else right, self._value
+                )
+            elif steps := _STEPS.fullmatch(part):
+                name = steps[2] or steps[3]
+                value = computed(name, self._value)
+                changed = computed(f"{name} {(steps[1] or steps[4])[0]} 1", self._value)
+                value = changed if steps[1] else value
+            else:
+                value = computed(part, self._value)
+                self._forget_changed(part)
+                continue
+            self._forget_changed(part)
+            if isinstance(changed, int) and not self._is_repeated:
+                self.variables[name] = str(changed)
+        return value
+
+    def _holds(self, expressions: Sequence[str]) -> bool | None:
+        """Return whether the last of some expressions is not 0, None where it is not known."""
+        value = [self._computed(expression) for expression in expressions or ("0",)][-1]
+        return None if isinstance(value, str) else value != 0
+
+    def _forget_changed(self, expression: str) -> None:
+        for first, second in _CHANGES.findall(expression):
+            self.variables.pop(first or second, None)
 
     def _value(self, name: str) -> str | None:
         if name in ("@", "*"):
@@ -895,13 +993,7 @@ class _Path:
     def _tested(self, test: Test) -> bool | None:
         if not test.is_arithmetic:
             return self._test_words([*test.words])
-        plain = _ARITHMETIC_TEST.fullmatch(test.words[0])
-        if plain is None:
-            return None
-        sides = [
-            side if side.isdecimal() else self._value(side) or "$" for side in plain.group(1, 3)
-        ]
-        return compared(sides[0], _ARITHMETIC[plain[2]], sides[1])
+        return self._holds([self._expanded(test.words[0])])
 
     def _test_words(self, words: list[str]) -> bool | None:  # noqa: PLR0911 - forms of a test
         """Return whether a test holds, None where an operand is not known."""
@@ -981,13 +1073,15 @@ def collect(words: Sequence[str], found: dict[str, str | bool], name: str | None
                     found[name] = value if equals else True
                 elif name is not None and found[name] is True:
                     found[name] = word
-                    name = None
+                    name = name if name in SEVERAL_VALUES else None
+                elif name in SEVERAL_VALUES and word.replace("+", "").isalnum():
+                    found[name] = f"{found[name]} {word}"
                 else:
                     name = None
     return name
 
 
-def _acts(statements: Sequence[Statement]) -> bool:  # noqa: C901 - one for each kind
+def _acts(statements: Sequence[Statement]) -> bool:  # noqa: C901, PLR0911 - one for each kind
     """Return whether statements may set an option or a variable, or end the script."""
     for one in statements:
         match one:
@@ -1009,7 +1103,8 @@ def _acts(statements: Sequence[Statement]) -> bool:  # noqa: C901 - one for each
                 if _acts([part for _, part in one.parts]):
                     return True
             case Test():
-                pass
+                if one.is_arithmetic and _CHANGES.search(one.words[0]):
+                    return True
             case _:
                 return True
     return False
@@ -1043,6 +1138,7 @@ def read_script(text: str) -> Script:
     return Script(
         options=_agreed(paths, [path.options for path in paths]),
         variables=_agreed(paths, [path.variables for path in paths]),
+        uncomputed={key: why for path in paths for key, why in path.uncomputed.items()},
     )
 
 

@@ -108,8 +108,8 @@ fits.
 """
 
 PROBLEM_COLUMNS = (
-    "model", "seq", "gbs", "hardware", "gpus", "training_code", "attention_kernel", "precision",
-    "experts", "top_k",
+    "model", "activation", "seq", "gbs", "hardware", "gpus", "training_code", "attention_kernel",
+    "precision", "experts", "top_k",
     "framework", "dispatcher", "ep_overlap", "cuda_graph", "routing", *schema.MACHINE_NUMBERS,
 )  # fmt: skip
 SHAPE_COLUMNS = (
@@ -254,7 +254,9 @@ def problems_of(rows: Iterable[Row], left_out: Refusals) -> list[TableProblem]:
         # The kernel, the precision and a code are in the name only where problems differ in nothing
         # else.
         words = (
-            (row.attention_kernel, row.precision, *_code_words(row)) if names[one.name] > 1 else ()
+            (row.attention_kernel, row.precision, *_distinct_words(row))
+            if names[one.name] > 1
+            else ()
         )
         name = free_among(named, " ".join((one.name, *words)))
         named[name] = replace(one, name=name)
@@ -271,9 +273,12 @@ def _has_shape(row: Row) -> bool:
     return _is_count(row.layers) and _is_count(row.hidden)
 
 
-def _code_words(row: Row) -> list[str]:
+def _distinct_words(row: Row) -> list[str]:
     stated = ((name, getattr(row, name)) for name in CODE_COLUMNS)
-    return [word if name in CODE_COLUMNS[:3] else f"{name} {word}" for name, word in stated if word]
+    words = [
+        word if name in CODE_COLUMNS[:3] else f"{name} {word}" for name, word in stated if word
+    ]
+    return [row.activation, *words] if row.activation else words
 
 
 def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
@@ -362,7 +367,7 @@ def model_of(row: Row) -> Model:
         vocabulary=max(2, int(row.vocab)),
         positions="learned" if gpt else "rotary",
         max_positions=int(row.seq) if gpt and _is_count(row.seq) else None,
-        activation="relu2" if row.squared_relu else "gelu" if gpt else "swiglu",
+        activation=row.activation or _usual_activation(row),
         norm="layernorm" if row.two_matrices else "rmsnorm",
         tied_embeddings=row.tied,
         attention="flash" if is_fused(row) else "math",
@@ -371,9 +376,20 @@ def model_of(row: Row) -> Model:
     )
     # What rows do not state of a preset, such as the range of its rotary positions, is part of its
     # recipes' ids.
-    alike = (one for one in _PRESETS if _STATED(one) == _STATED(found))
+    alike = (
+        one
+        for one in _PRESETS
+        if _STATED(one) == _STATED(found) and row.activation in ("", one.activation)
+    )
     preset = next(alike, found) if found.positions == "rotary" else found
     return replace(preset, name=found.name, routing=found.routing, mtp_layers=found.mtp_layers)
+
+
+def _usual_activation(row: Row) -> str:
+    """Return the activation of a row that states none."""
+    if row.squared_relu:
+        return "relu2"
+    return "gelu" if row.is_gpt else "swiglu"
 
 
 def latent_of(row: Row) -> Model | None:

@@ -16,7 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+from frontrunner.spaces import hugging_face
 from frontrunner.spaces.errors import InvalidInput, read_bytes, shown_key
+from frontrunner.spaces.model import ACTIVATIONS, GATED
 from frontrunner.spaces.recipe import DIMENSIONS, RECOMPUTES
 from frontrunner.spaces.space import DEGREES
 
@@ -64,6 +66,8 @@ SPELLINGS: Mapping[str, Mapping[str, str]] = {
         ("success", "succeeded", "done", "completed", "finished", "measured"), "ok"
     ),
     "seq_parallel": {"true": "1", "false": "0", "yes": "1", "no": "0"},
+    "activation": hugging_face.ACTIVATIONS
+    | dict.fromkeys(("squared_relu", "squared-relu", "squared relu", "relu^2"), "relu2"),
 }
 EMPTY = frozenset(
     (
@@ -104,8 +108,8 @@ SWIGLU_WIDTH = 8 / 3
 2002.05202).
 """
 ALIKE = (
-    "source", "model", "layers", "hidden", "seq", "gbs", "hardware", "gpus", "tp", "pp", "dp", "cp",
-    "vpp", "zero",
+    "source", "model", "activation", "layers", "hidden", "seq", "gbs", "hardware", "gpus", "tp",
+    "pp", "dp", "cp", "vpp", "zero",
     "recompute", "attention_kernel", "precision", "fp8",
 )  # fmt: skip
 """What rows share that differ in micro-batch and sequence parallelism alone."""
@@ -152,6 +156,7 @@ NUMBERS = (
 )  # fmt: skip
 WORDS = (
     "status",
+    "activation",
     "attention",
     "shared_experts",
     "mem_kind",
@@ -208,12 +213,16 @@ class Row(SimpleNamespace):
 
     @property
     def squared_relu(self) -> bool:
-        """Whether the model is Nemotron's, whose two matrices have a squared ReLU between them."""
-        return SQUARED_RELU_NAMES.match(self.model.lower()) is not None and self.experts == 0
+        """Whether two matrices have a squared ReLU between them: as the row says, else if the model
+        is named Nemotron.
+        """
+        if self.activation:
+            return bool(self.activation == "relu2")
+        return self._is_nemotron and self.experts == 0
 
     @property
     def is_gpt(self) -> bool:
-        """Whether the model is of GPT's form: learned positions, GELU and two matrices."""
+        """Whether the model is of GPT's form: learned positions, two matrices, no squared ReLU."""
         return self.two_matrices and not self.squared_relu
 
     @property
@@ -222,26 +231,34 @@ class Row(SimpleNamespace):
         return self._read_as[1]
 
     @property
+    def _is_nemotron(self) -> bool:
+        return SQUARED_RELU_NAMES.match(self.model.lower()) is not None
+
+    @property
     def _read_as(self) -> tuple[bool, bool]:
-        """Return whether two matrices and tied tables: as the name and the shape say, unless
-        `n_params_b` decides.
+        """Return whether two matrices and tied tables: matrices as the activation says, else both
+        as the name and the shape say, unless `n_params_b` decides.
 
         Another reading must explain the stated parameters twice as well, which no rounding of their
         number does.
         """
+        has_two = self.activation not in GATED if self.activation else None
         if self.experts > 0:
-            return False, False
-        if self.squared_relu:
-            return True, False
+            return has_two is True, False
+        if self._is_nemotron:
+            return has_two is not False, False
         is_gpt = GPT_NAMES.match(self.model.lower()) is not None
         is_plain = self.ffn_hidden == 4 * self.hidden and self.kv_heads == self.heads
         usual = is_gpt or (is_plain and not self.model.lower().startswith("llama"))
-        default = (usual, usual)
+        default = (usual, usual) if has_two is None else (has_two, has_two and usual)
         stated = self.n_params_b * 1e9
-        readings = [(True, True), (False, False)]
+        readings = [default, (True, True), (False, False)]
         if not math.isnan(self.vocab):
             readings += [(True, False), (False, True)]
-        possible = (one for one in readings if one[0] or not is_gpt)
+        if has_two is None:
+            possible = [one for one in readings if one[0] or not is_gpt]
+        else:
+            possible = [one for one in readings if one[0] == has_two]
         off = {
             (two, tied): abs(
                 self._parameters(matrices=2 if two else 3, tables=1 if tied else 2) - stated
@@ -501,6 +518,9 @@ def why_no_mixture(row: Row) -> str | None:
     wrong = {
         f"model {row.model} has layers without attention, which are not modeled": (
             HYBRID_NAMES.match(row.model.lower()) is not None
+        ),
+        f"activation {row.activation} is none of {', '.join(ACTIVATIONS)}": (
+            row.activation not in ("", *ACTIVATIONS)
         ),
         NO_TOP_K: row.experts > 0 and not 1 <= row.top_k <= row.experts,
         f"shared experts {row.shared_experts} are neither a number nor `1 x width`": math.isnan(

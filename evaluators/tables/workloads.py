@@ -249,7 +249,10 @@ def workload(
             [float(one.q_hidden + one.kv_hidden) if one and one.qk_norm else 0.0 for one in like]
         ),
         clamped_gate=np.array(
-            [one is not None and one.activation == "swiglu_clamped" for one in like]
+            [
+                (row.activation or (one.activation if one else "")) == "swiglu_clamped"
+                for row, one in zip(rows, like, strict=True)
+            ]
         ),
         stretched_rotary=np.array([one is not None and has_stretched_rotary(one) for one in like]),
         expert_biases=np.array([one is not None and has_expert_biases(one) for one in like]),

@@ -988,6 +988,11 @@ def test_text_without_a_known_setting_is_refused(name: str) -> None:
         ("--moe-router-dtype", "fp32", False),
         ("zero_optimization.offload_optimizer.pin_memory", True, False),
         ("--grad-reduce-in-bf16", True, False),
+        ("model.model_config.hidden_act", "relu", True),
+        ("model.mlp_hidden_act", "relu2", True),
+        ("--model.activation-fn", "gelu", True),
+        ("model.activation", "none", False),
+        ("--use-te-activation-func", True, False),
     ],
 )
 def test_setting_of_another_recipe_is_an_error_unless_it_is_off(
@@ -1027,3 +1032,160 @@ def test_heads_are_cut_over_context_ranks_only_by_all_to_all() -> None:
     assert TOOLS["megatron-lm"].read(PROBLEM, Given(text=text)).context_parallel == 16
     with pytest.raises(InvalidInput, match='--cp-comm-type = "a2a": expected p2p'):
         TOOLS["megatron-lm"].read(PROBLEM, Given(text=f"{text} --cp-comm-type a2a"))
+
+
+MEGATRON = "--bf16 --micro-batch-size 1 --global-batch-size 32"
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("--no-rope-freq 0", None),
+        ("--no-rope-freq '([0]*12)'", None),
+        ("--no-rope-freq 1", "no rotary positions to 12 of 12 layers"),
+        ("--no-rope-freq 4", "no rotary positions to 3 of 12 layers"),
+        ("--no-rope-freq '([0]*3+[1]*1)*3'", "no rotary positions to 3 of 12 layers"),
+        ("--no-rope-freq 24", "24: expected a divisor of the 12 layers"),
+        ("--no-rope-freq [0]*11", "one 0 or 1 for each of the 12 layers"),
+        ("--no-rope-freq $FREQ", "a number, or a list of 0 and 1"),
+        ("--linear-attention-freq 1", None),
+        ("--linear-attention-freq [0]*12", None),
+        ("--linear-attention-freq 4", "linear attention to 9 of 12 layers"),
+        ("--linear-attention-freq '([1]*3+[0])*3'", "linear attention to 9 of 12 layers"),
+        ("--linear-attention-freq 0", "at least 1"),
+        ("--linear-attention-freq", "a number, or a list of 0 and 1"),
+        ("--moe-layer-freq [[1]*12]", "one 0 or 1 for each of the 12 layers"),
+        ("--experimental-attention-variant gdn", "no recipe of ours has linear or sparse"),
+        ("--hybrid-layer-pattern M*M*", "no recipe of ours has layers of several kinds"),
+        ("--heterogeneous-layers-config-path x.json", "layers of several shapes"),
+    ],
+)
+def test_megatron_s_layer_patterns_are_refused_if_layers_differ(
+    said: str, message: str | None
+) -> None:
+    given = Given(text=f"{MEGATRON} {said}")
+    if message is None:
+        recipe = TOOLS["megatron-lm"].read(PROBLEM, given)
+        assert TOOLS["megatron-lm"].ignored(PROBLEM, given, recipe) == ()
+        return
+    with pytest.raises(InvalidInput, match=message):
+        TOOLS["megatron-lm"].read(PROBLEM, given)
+
+
+def test_layer_patterns_of_bridge_are_lists() -> None:
+    text = TOOLS["nemo"].render(PROBLEM, PLAIN, ())
+    same = text.replace("model:\n", f"model:\n  no_rope_freq: {[0] * 12}\n")
+    assert TOOLS["nemo"].read(PROBLEM, Given(text=same)) == PLAIN
+    for wrong, message in (
+        (f"no_rope_freq: {[0, 1] * 6}", "model.no_rope_freq = .* to 6 of 12 layers"),
+        ("linear_attention_freq: 3", "model.linear_attention_freq = 3 .* to 8 of 12 layers"),
+        ("linear_attention_freq: true", "a number, or a list of 0 and 1"),
+    ):
+        given = Given(text=text.replace("model:\n", f"model:\n  {wrong}\n"))
+        with pytest.raises(InvalidInput, match=message):
+            TOOLS["nemo"].read(PROBLEM, given)
+    windowed = problem(attention_window=128, full_attention_every=2)
+    text = TOOLS["nemo"].render(windowed, PLAIN, ())
+    same = text.replace("model:\n", f"model:\n  window_attn_skip_freq: {[1, 0] * 6}\n")
+    assert TOOLS["nemo"].read(windowed, Given(text=same)) == PLAIN
+
+
+def test_options_of_several_words_are_read_whole() -> None:
+    text = f"{MEGATRON} --context-parallel-size 16 --cp-comm-type p2p a2a\ntorchrun x.py"
+    with pytest.raises(InvalidInput, match='--cp-comm-type = "p2p a2a": expected p2p'):
+        TOOLS["megatron-lm"].read(PROBLEM, Given(text=text))
+    assert script_reads("run --num-experts 4 8 --tp=2 train") == {
+        "--num-experts": "4 8",
+        "--tp": "2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "activation", "message"),
+    [
+        ("--swiglu", "swiglu", None),
+        ("--squared-relu", "relu2", None),
+        ("--openai-gelu", "gelu_tanh", None),
+        ("--openai-gelu", "gelu", None),
+        ("--hidden-size 256 --no-bias-gelu-fusion", "gelu", None),
+        ("--squared-relu", "swiglu", '--squared-relu is there, which means "relu2"'),
+        ("--openai-gelu", "swiglu", '--openai-gelu is there, which means "gelu"'),
+        ("--swiglu", "geglu", '--swiglu is there, which means "swiglu"'),
+        ("--swiglu", "relu2", '--swiglu is there, which means "swiglu"'),
+        ("--hidden-size 256", "relu", '--swiglu is not there, which means "gelu"'),
+        ("--swiglu --squared-relu", "swiglu", "--swiglu and --squared-relu are both there"),
+        (
+            "--swiglu --activation-func-clamp-value 10",
+            "swiglu",
+            '--activation-func-clamp-value = "10": expected 0 without --quick-geglu',
+        ),
+        ("--quick-geglu", "geglu", "--glu-linear-offset .* expected 1 with --quick-geglu"),
+        (
+            "--quick-geglu --glu-linear-offset 1.0 --activation-func-clamp-value 7.0",
+            "swiglu",
+            '--quick-geglu is there, which means "swiglu_clamped"',
+        ),
+    ],
+)
+def test_megatron_s_activation_is_the_model_s_or_refused(
+    said: str, activation: str, message: str | None
+) -> None:
+    of = problem(activation=activation)
+    given = Given(text=f"{MEGATRON} {said} --ffn-hidden-size 512 --group-query-attention")
+    if message is None:
+        assert TOOLS["megatron-lm"].read(of, given).micro_batch_seqs == 1
+        return
+    with pytest.raises(InvalidInput, match=message):
+        TOOLS["megatron-lm"].read(of, given)
+
+
+@pytest.mark.parametrize(
+    ("said", "activation", "message"),
+    [
+        ("activation_func: silu\n  gated_linear_unit: true", "swiglu", None),
+        ("activation_func: {_target_: torch.nn.functional.silu, _call_: false}", "swiglu", None),
+        ("activation_func: megatron.core.activations.squared_relu", "relu2", None),
+        ("activation: fast-swiglu", "swiglu", None),
+        ("activation_func: gelu", "gelu_tanh", None),
+        ("activation_func: squared_relu", "swiglu", "expected one of silu, quick_gelu, fast_gelu"),
+        ("activation_func: silu", "relu2", "expected one of gelu, .* without gated_linear"),
+        ("activation_func: silu", "geglu", 'silu as model.activation_func, which means "swiglu"'),
+        ("gated_linear_unit: true", "relu2", "model.gated_linear_unit = true"),
+        ("activation: squared-relu", "swiglu", 'squared-relu as model.activation, .* "relu2"'),
+        ("activation: reglu", "swiglu", "model.activation = .*reglu.* expected one of swiglu"),
+        ("glu_linear_offset: 1.0", "swiglu", "model.glu_linear_offset = 1.0: expected 0 with"),
+        ("activation_func_clamp_value: 9.0", "swiglu_clamped", "9.0: expected 7 with"),
+    ],
+)
+def test_bridge_s_activation_is_the_model_s_or_refused(
+    said: str, activation: str, message: str | None
+) -> None:
+    of = problem(activation=activation)
+    text = TOOLS["nemo"].render(of, PLAIN, ()).replace("model:\n", f"model:\n  {said}\n")
+    if message is None:
+        assert TOOLS["nemo"].read(of, Given(text=text)) == PLAIN
+        return
+    with pytest.raises(InvalidInput, match=message):
+        TOOLS["nemo"].read(of, Given(text=text))
+
+
+def test_nanotron_s_activation_is_swiglu_or_refused() -> None:
+    plain = replace(PLAIN, sharding=Sharding.named("none", 8))
+    text = TOOLS["nanotron"].render(PROBLEM, plain, ())
+    assert "hidden_act: silu" in text
+    for word in ("gelu", "relu2"):
+        given = Given(text=text.replace("hidden_act: silu", f"hidden_act: {word}"))
+        with pytest.raises(InvalidInput, match=f'hidden_act = "{word}": expected silu'):
+            TOOLS["nanotron"].read(PROBLEM, given)
+    with pytest.raises(InvalidInput, match=r'hidden_act, which means "swiglu": .* has "relu2"'):
+        TOOLS["nanotron"].read(problem(activation="relu2"), Given(text=text))
+
+
+def test_squared_relu_turns_megatron_s_fused_gelu_off() -> None:
+    of = problem(activation="relu2", biases="all")
+    for name in ("megatron-lm", "megatron-deepspeed"):
+        text = TOOLS[name].render(of, PLAIN, ())
+        assert "--squared-relu" in text
+        assert "--no-bias-gelu-fusion" in text
+        read = TOOLS[name].read(of, Given(text=text, stated={"devices": PLAIN.devices}))
+        assert read.tensor_parallel == PLAIN.tensor_parallel

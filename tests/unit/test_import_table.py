@@ -13,6 +13,7 @@ import frontrunner as api
 from frontrunner import TableForm
 from frontrunner.exchange import Import
 from frontrunner.spaces.errors import InvalidInput, NotFound
+from frontrunner.spaces.model import ACTIVATIONS
 from frontrunner.store import LocalStore
 from frontrunner.views.columns import COLUMNS, briefly
 from support.imports import ROWS, row, write_table
@@ -141,6 +142,7 @@ def test_what_cannot_be_is_left_out_with_its_reason_and_row(tmp_path: Path) -> N
         *ROWS[:1],
         row(4, 2, 0.5, precision="FP8"),
         row(4, 2, 0.5, hardware=""),
+        row(4, 2, 0.5, activation="silu"),
     )
     found = imported(tmp_path, (*ROWS, *bad))
     assert found.taken_rows == 5
@@ -153,6 +155,7 @@ def test_what_cannot_be_is_left_out_with_its_reason_and_row(tmp_path: Path) -> N
     assert reasons["status unmeasured"][0] == 1
     assert reasons["no peak in fp8 for A100"] == (1, 13)
     assert reasons["no hardware"] == (1, 14)
+    assert reasons[f"activation silu is none of {', '.join(ACTIVATIONS)}"] == (1, 15)
     assert sum(rows for rows, _ in reasons.values()) == len(bad)
 
 

@@ -20,7 +20,7 @@ from frontrunner.evaluators.tables import workloads as tables
 from frontrunner.evaluators.tables.rows import TableProblems, read_problems
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.document import read_plain, recipe_id
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model import ACTIVATIONS, Model
 from frontrunner.spaces.presets import model_preset
 from support.campaigns import write_toml
 from support.tables import row, write_table
@@ -51,21 +51,18 @@ def test_a_row_is_its_recipe_and_its_measurement(tmp_path: Path) -> None:
     assert (model.layers, model.hidden, model.ffn_matrices, cluster.devices) == (24, 2048, 2, 8)
 
 
+LLAMA_3_8B: dict[str, Any] = {
+    "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn_hidden": 14336, "vocab": 128256,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("length", [8192, 16384])
 def test_a_row_of_a_preset_s_shape_is_the_recipe_of_a_campaign_with_that_preset(
     tmp_path: Path, length: int
 ) -> None:
-    shape = {
-        "layers": 32,
-        "hidden": 4096,
-        "heads": 32,
-        "kv_heads": 8,
-        "ffn_hidden": 14336,
-        "vocab": 128256,
-    }
     degrees = {"gpus": 32, "tp": 2, "dp": 16, "gas": 32, "gbs": 512}
     changes = (
-        shape
+        LLAMA_3_8B
         | degrees
         | {
             "model": "our Llama",
@@ -202,6 +199,7 @@ def test_a_window_that_a_row_states_is_the_model_s(
         ({"attention": "MLA + sparse"}, "attention MLA + sparse is not modeled"),
         ({"attention": "MLA"}, "no preset with latent attention has hidden 4096"),
         ({"attention": "sliding window"}, "attention sliding window is not modeled"),
+        ({"activation": "silu"}, f"activation silu is none of {', '.join(ACTIVATIONS)}"),
         ({"ep": 3}, "ep does not divide the experts, or ep x etp the ranks of a stage"),
         ({"etp": 4}, "ep does not divide the experts, or ep x etp the ranks of a stage"),
     ],
@@ -221,6 +219,95 @@ def test_row_of_nemotron_has_two_matrices_and_no_gate(tmp_path: Path, name: str)
     assert (found.norm, found.tied_embeddings) == ("layernorm", False)
     reason = "model nemotron_h_8b has layers without attention, which are not modeled"
     assert list(read(tmp_path, row(model="nemotron_h_8b")).left_out) == [reason]
+
+
+@pytest.mark.parametrize(
+    ("changes", "activation", "matrices", "positions"),
+    [
+        ({"activation": "swiglu"}, "swiglu", 3, "rotary"),
+        ({"activation": "GEGLU"}, "geglu", 3, "rotary"),
+        (LLAMA_3_8B | {"activation": "geglu"}, "geglu", 3, "rotary"),
+        ({"activation": "gelu_new"}, "gelu_tanh", 2, "learned"),
+        ({"activation": "relu"}, "relu", 2, "learned"),
+        ({"activation": "squared_relu", "model": "our 1.3B"}, "relu2", 2, "rotary"),
+        ({"activation": "relu2", "model": "llama-2B", "ffn_hidden": ""}, "relu2", 2, "rotary"),
+        ({"activation": "gelu", "model": "llama-2B"}, "gelu", 2, "learned"),
+        ({"activation": "swiglu", "model": "nemotron4_340b"}, "swiglu", 3, "rotary"),
+        ({"activation": "", "model": "nemotron4_340b"}, "relu2", 2, "rotary"),
+        ({"activation": ""}, "gelu", 2, "learned"),
+        (MIXTURE | {"activation": "relu2"}, "relu2", 2, "rotary"),
+        (MIXTURE | {"activation": "NaN"}, "swiglu", 3, "rotary"),
+    ],
+)
+def test_the_activation_that_a_row_states_is_the_model_s_whatever_its_name(
+    tmp_path: Path,
+    changes: dict[str, Any],
+    activation: str,
+    matrices: int,
+    positions: str,
+) -> None:
+    (problem,) = read(tmp_path, row(**changes)).problems
+    model = problem.problem.model
+    assert (model.activation, model.ffn_matrices, model.positions) == (
+        activation,
+        matrices,
+        positions,
+    )
+    ((_, sample),) = tables.read(tmp_path / "rows.csv").parts
+    own = Workload.of([one.recipe for one in problem.rows], problem.problem)
+    assert sample.work.ffn_matrices == own.ffn_matrices == matrices
+    assert sample.work.rotary == own.rotary
+
+
+def test_a_stated_activation_is_stronger_than_a_preset_s(tmp_path: Path) -> None:
+    """A table of gpt-oss-20b, whose preset clamps its gate, and the same shape with another one."""
+    preset = read_plain(Model, model_preset("gpt-oss-20b"), "model")
+    shape = {
+        name: getattr(preset, name) for name in ("layers", "hidden", "heads", "kv_heads", "experts")
+    }
+    shape |= {
+        "model": "o", "vocab": preset.vocabulary, "ffn_hidden": preset.ffn_hidden, "seq": 4096,
+        "top_k": preset.experts_per_token, "expert_ffn_hidden": preset.ffn_hidden, "ep": 1,
+        "precision": "bf16",
+    }  # fmt: skip
+    for stated, expected in (("", True), ("swiglu_clamped", True), ("swiglu", False)):
+        path = write_table(tmp_path / "rows.csv", row(**shape | {"activation": stated}))
+        ((_, sample),) = tables.read(path).parts
+        assert sample.work.clamped_gate.tolist() == [expected]
+
+
+def test_rows_of_another_activation_are_another_problem(tmp_path: Path) -> None:
+    rows = (row(activation=one, model="our 1.3B") for one in ("relu2", "swiglu", "geglu"))
+    found = read(tmp_path, *rows).problems
+    assert [one.problem.model.activation for one in found] == ["relu2", "swiglu", "geglu"]
+    assert [one.name.rpartition(" ")[2] for one in found] == ["relu2", "swiglu", "geglu"]
+
+
+@pytest.mark.parametrize(
+    ("model", "activation", "parameters", "matrices", "tied"),
+    [
+        ("llama-1B", "relu2", 1.3135, 2, True),
+        ("llama-1B", "relu2", 1.418, 2, False),
+        ("llama-1B", "relu2", "", 2, False),
+        ("llama-1B", "relu2", 1.82, 2, False),
+        ("our 1.8B", "gelu", 1.82, 2, True),
+        ("our 1.3B", "swiglu", "", 3, False),
+        ("gpt-1.3B", "swiglu", 1.715, 3, True),
+    ],
+)
+def test_stated_parameters_decide_only_the_head_where_the_activation_is_stated(
+    tmp_path: Path,
+    model: str,
+    activation: str,
+    parameters: float | str,
+    matrices: int,
+    tied: bool,
+) -> None:
+    """By hand: layers of 1.208e9 with two matrices, 1.611e9 with three, and 0.105e9 a table."""
+    stated = {"model": model, "activation": activation, "n_params_b": parameters}
+    (problem,) = read(tmp_path, row(**stated)).problems
+    found = problem.problem.model
+    assert (found.ffn_matrices, found.tied_embeddings) == (matrices, tied)
 
 
 @pytest.mark.parametrize(

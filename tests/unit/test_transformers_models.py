@@ -413,6 +413,27 @@ def test_a_model_without_its_architecture_s_scaling_of_positions_is_written_so()
     assert apart(*logits(model, theirs(model))) < RELATIVE
 
 
+@pytest.mark.parametrize("name", ["gpt2-small", "gpt-neox-20b"])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu", "relu2"])
+def test_an_activation_without_a_gate_is_written_by_its_name(name: str, activation: str) -> None:
+    model = replace(reduced(name), activation=activation)
+    assert apart(*logits(model, theirs(model))) < RELATIVE
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_an_activation_that_an_architecture_does_not_have_here_is_refused_by_name(
+    kind: str,
+) -> None:
+    example = next(name for name in PUBLISHED if name.split()[0] == kind)
+    key = {"gpt2": "activation_function"}.get(kind, "hidden_act")
+    key = "hidden_activation" if kind.startswith("gemma") else key
+    others = ["silu", "quick_gelu"] if kind in ("gpt2", "gpt_neox") else ["relu2", "relu", "gelu"]
+    for word in (*others, "laplace", None):
+        config = {"model_type": kind, **PUBLISHED[example], key: word}
+        with pytest.raises(InvalidInput, match=f"^{key} (= |is missing)"):
+            model_of_config(config)
+
+
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_configurations_are_read_as_transformers_builds_them(kind: str) -> None:
     config = {"model_type": kind.split(maxsplit=1)[0], **PUBLISHED[kind]}
