@@ -17,10 +17,11 @@ from typing import Literal, Self
 from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.errors import installing
-from frontrunner.spaces.legality import GROUPED, why_illegal
+from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
+from frontrunner.spaces.trainers import GROUPED
 
 VERSION = 2
 
