@@ -83,7 +83,9 @@ def interleaved_rounds(recipe: Recipe, _: Problem) -> Refusals:
 
 
 def grouped_products(recipe: Recipe, problem: Problem) -> Refusals:
-    """Experts' products are one kernel on CUDA and HIP devices in bf16, for even strides alone."""
+    """Experts' products are one kernel on CUDA and HIP devices in bf16, which takes strides of
+    whole 16 bytes (aten/src/ATen/native/GroupedMMUtils.h).
+    """
     model, etp, multiple = problem.model, recipe.expert_tensor_parallel, GROUPED_MULTIPLE
     is_grouped = problem.precision == "bf16" and problem.cluster.backend in ("cuda", "rocm")
     if not model.experts or not is_grouped:
@@ -141,7 +143,7 @@ def zero_pipeline(recipe: Recipe, _: Problem) -> Refusals:
 
 def zero_offload(recipe: Recipe, _: Problem) -> Refusals:
     """ZeRO 1 to 3 take an offload of optimizer states, ZeRO-3 alone one of parameters
-    (deepspeed/runtime/engine.py, lines 2690 and 2773).
+    (deepspeed/runtime/engine.py, lines 2688 and 2773).
     """
     n, offload = recipe.data_parallel, recipe.offload
     if offload != "none" and n > 1 and recipe.sharding.optimizer == 1:
@@ -252,7 +254,7 @@ _ZERO_SETTLED = frozenset({"deepspeed-bf16", "precision-fp16"})
 
 
 def _whole_kv_heads(trainer: str) -> Rules:
-    """Return the rule of trainers that repeat no kv head over ranks."""
+    """Return the rule of trainers whose tensor ranks never share a kv head."""
 
     def whole_kv_heads(recipe: Recipe, problem: Problem) -> Refusals:
         tp, kv_heads = recipe.tensor_parallel, problem.model.kv_heads
@@ -403,7 +405,7 @@ _MEGATRON = Trainer(
         # Keys and values go around the context ranks (--cp-comm-type p2p, the default:
         # megatron/core/extensions/transformer_engine.py, line 2142).
         "context-parallel-heads",
-        # megatron/core/transformer/moe/moe_layer.py, line 636, needs no more
+        # Sequence parallelism is enough (megatron/core/transformer/moe/moe_layer.py, line 636).
         "experts-tensor",
         # A warm-up is as short as the micro-batches are few
         # (megatron/core/pipeline_parallel/schedules.py, lines 976 and 2278).
@@ -435,7 +437,7 @@ TRAINERS: dict[str, Trainer] = {
         settled=_ZERO_SETTLED | {
             # Allowed without tensor ranks (deepspeed/module_inject/auto_ep_folding.py, line 249).
             "experts-offload",
-            # A part of ZeRO 1 to 3, as above.
+            # Its own rule is `zero_offload`.
             "offload-sharding",
         },
     ),
@@ -468,9 +470,9 @@ TRAINERS: dict[str, Trainer] = {
         # src/nanotron/models/llama.py, line 351, and src/nanotron/config/config.py, line 543
         rules=(_whole_kv_heads("nanotron"), _nanotron_pipeline),
         settled=frozenset({
-            # src/nanotron/parallel/pipeline_parallel/engine.py, line 252, needs one less
+            # 1F1B needs one less (src/nanotron/parallel/pipeline_parallel/engine.py, line 252).
             "micro-batches",
-            # src/nanotron/models/llama.py, line 1143
+            # Both stages hold the tied weights (src/nanotron/models/llama.py, line 1143).
             "tied-pipeline",
         }),
     ),
