@@ -22,7 +22,6 @@ from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.legality import (
     ENGINE_RULES,
     Reason,
-    Rules,
     rules_of,
     why_illegal,
     why_no_frame,
@@ -31,6 +30,7 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Choice, Dimension, Recipe
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.space import FRAME, Point, Survey, order_that_matters, own_layers, recipe_at
+from frontrunner.spaces.trainers import Rules
 
 POINTS_AT_ONCE = 1 << 20
 Dimensions = Mapping[str, tuple[Choice, ...]]

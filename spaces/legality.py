@@ -5,22 +5,35 @@ the reason. Rules of one engine were found by running every combination against 
 2.13 and DeepSpeed 0.19.8; `tests/system/test_numerics*.py` run the legal ones. Reasons that begin
 with "wrong" name combinations that run at full speed with other weights than one process would
 have.
+
+The rules here are those of the built-in trainer. Those marked `universal` hold for every trainer;
+`trainers` has the rules of the others.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from frontrunner.spaces.problem import Problem
-from frontrunner.spaces.recipe import (
-    INTERLEAVED_SCHEDULES,
-    LOOPED_SCHEDULES,
-    SPLIT_BACKWARD_SCHEDULES,
-    V_SHAPED_SCHEDULES,
-    Recipe,
+from frontrunner.spaces.recipe import LOOPED_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Recipe
+from frontrunner.spaces.trainers import (
+    TRAINERS,
+    Refusals,
+    Rules,
+    grouped_heads,
+    grouped_products,
+    interleaved_rounds,
+    micro_batches,
+    next_lower,
+    quantized_choices,
+    v_shaped_stages,
+    zero_levels,
+    zero_offload,
+    zero_pipeline,
+    zero_quantized,
+    zero_secondary,
 )
 
 
@@ -42,17 +55,17 @@ FP8_MULTIPLES = {"tensorwise": 16, "rowwise": 16, "mxfp8": 32}
 (aten/src/ATen/native/cuda/ScaledBlas.cpp), and torchao's casts to blocks
 (prototype/mx_formats/kernels.py, `mxfp8_quantize_cuda`).
 """
-GROUPED_MULTIPLE = 8
-"""What the sides of experts' matrices in bf16 divide by: torch's `grouped_mm` takes strides of
-multiples of 16 bytes (aten/src/ATen/native/GroupedMMUtils.h).
-"""
 OTHER_NUMBERS = 'trains with other numbers: set problem.tolerance = "quantized" to accept that'
-GROUPED = "experts-grouped"
-"""The last of the torch engine's rules: what it refuses has no other fault."""
 NO_DISK = "offload nvme needs a folder on each node's own fast disk: set cluster.nvme_path"
-Refusals = Iterator[tuple[str, str]]
-"""Codes and texts of reasons."""
-Rules = Callable[[Recipe, Problem], Refusals]
+_UNIVERSAL: set[Rules] = set()
+
+
+def universal(rule: Rules) -> Rules:
+    """Mark a rule that holds for every trainer: it follows from mathematics, the model, the cluster
+    or the problem. All other rules here follow from the code of the built-in trainer.
+    """
+    _UNIVERSAL.add(rule)
+    return rule
 
 
 def why_illegal(recipe: Recipe, problem: Problem) -> Reason | None:
@@ -66,23 +79,23 @@ def why_no_frame(recipe: Recipe, problem: Problem) -> Reason | None:
     """Return the first reason in degrees, devices, schedule and batch alone: one for all points
     that share these.
     """
-    frame = _frame if problem.trainer is None else _for_others(_frame)
-    return next(itertools.starmap(Reason, frame(recipe, problem)), None)
+    rules = FRAME_RULES if problem.trainer is None else _universal_of(FRAME_RULES)
+    return _first(rules, recipe, problem)
 
 
 def why_illegal_in_frame(recipe: Recipe, problem: Problem) -> Reason | None:
     """Return the first of the other reasons."""
-    rules = rules_of(recipe.engine, problem.trainer)
-    return next((Reason(*found) for of_kind in rules for found in of_kind(recipe, problem)), None)
+    return _first(rules_of(recipe.engine, problem.trainer), recipe, problem)
 
 
-def _frame(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901, PLR0912 - a list of rules
-    """Equal shares of the model for every rank, a stage for every layer, and the problem's
-    batch.
-    """
-    model, length, schedule = problem.model, problem.sequence_length, recipe.schedule
-    tp, pp, cp = recipe.tensor_parallel, recipe.pipeline_parallel, recipe.context_parallel
-    chunks = recipe.virtual_stages
+def _first(rules: Iterable[Rules], recipe: Recipe, problem: Problem) -> Reason | None:
+    return next((Reason(*reason) for rule in rules for reason in rule(recipe, problem)), None)
+
+
+@universal
+def _equal_shares(recipe: Recipe, problem: Problem) -> Refusals:
+    """Tensor ranks have equal shares of the model."""
+    model, tp = problem.model, recipe.tensor_parallel
     if recipe.devices > problem.cluster.devices:
         yield "devices", f"{recipe.devices} devices of {problem.cluster.devices} in the cluster"
     parts = (
@@ -94,16 +107,22 @@ def _frame(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901, PLR0912
     for part, size in parts:
         if size % tp:
             yield "tensor-parallel-divides", f"tensor_parallel {tp} does not divide {part} {size}"
-    if model.kv_heads % tp and tp % model.kv_heads:
-        yield (
-            "kv-heads",
-            f"tensor_parallel {tp} neither divides kv_heads {model.kv_heads} nor is a multiple",
-        )
+
+
+@universal
+def _equal_positions(recipe: Recipe, problem: Problem) -> Refusals:
+    """Context ranks have equally many positions of a sequence."""
+    length, cp = problem.sequence_length, recipe.context_parallel
     if length % cp:
         yield (
             "context-parallel-divides",
             f"context_parallel {cp} does not divide sequence_length {length}",
         )
+
+
+def _context_heads(recipe: Recipe, problem: Problem) -> Refusals:
+    """The built-in trainer's context ranks exchange positions for heads."""
+    model, tp, cp = problem.model, recipe.tensor_parallel, recipe.context_parallel
     heads, kv_heads = model.heads // tp, max(1, model.kv_heads // tp)
     code, of_rank = "context-parallel-heads", "heads of a tensor-parallel rank"
     if heads % cp:
@@ -113,10 +132,17 @@ def _frame(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901, PLR0912
             code,
             f"context_parallel {cp} neither divides the {kv_heads} kv {of_rank} nor is a multiple",
         )
-    if recipe.stages > model.layers:
-        yield "too-many-stages", f"{recipe.stages} pipeline stages for {model.layers} layers"
-    if recipe.layers_per_stage and sum(recipe.layers_per_stage) != model.layers:
-        yield "layers-per-stage", f"stages of {recipe.layers_name} layers for {model.layers} layers"
+
+
+@universal
+def _stages_and_batch(recipe: Recipe, problem: Problem) -> Refusals:
+    """Every stage has a layer, and a step has the problem's batch."""
+    layers, schedule, chunks = problem.model.layers, recipe.schedule, recipe.virtual_stages
+    pp = recipe.pipeline_parallel
+    if recipe.stages > layers:
+        yield "too-many-stages", f"{recipe.stages} pipeline stages for {layers} layers"
+    if recipe.layers_per_stage and sum(recipe.layers_per_stage) != layers:
+        yield "layers-per-stage", f"stages of {recipe.layers_name} layers for {layers} layers"
     if (schedule == "none") != (pp == 1):
         yield "schedule-without-pipeline", f"schedule {schedule} with pipeline_parallel {pp}"
     if schedule in LOOPED_SCHEDULES and chunks < 2:
@@ -133,6 +159,7 @@ def _frame(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901, PLR0912
         )
 
 
+@universal
 def _shares(recipe: Recipe, problem: Problem) -> Refusals:
     """Sequence parallelism divides the positions of a context rank, sharding the copies of the
     model.
@@ -155,36 +182,43 @@ def _shares(recipe: Recipe, problem: Problem) -> Refusals:
         )
 
 
-def _experts(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a list of rules
-    """Ranks of a stage share whole experts, and each routes positions of its own."""
-    model, e, tp = problem.model, recipe.expert_parallel, recipe.tensor_parallel
-    etp, sharing = recipe.expert_tensor_parallel, recipe.expert_ranks
-    experts = model.experts
-    if model.key_value_rank is not None and recipe.engine != "torch":
+def _experts_engine(recipe: Recipe, problem: Problem) -> Refusals:
+    """Only the torch engine trains latent attention and experts."""
+    if recipe.engine == "torch":
+        return
+    if problem.model.key_value_rank is not None:
         yield (
             "latent-engine",
             f"the {recipe.engine} engine trains no latent attention; use engine torch",
         )
+    if problem.model.experts:
+        yield (
+            "experts-engine",
+            f"the {recipe.engine} engine trains no mixture of experts; use engine torch",
+        )
+
+
+@universal
+def _experts(recipe: Recipe, problem: Problem) -> Refusals:
+    """Ranks of a stage share whole experts, or equal parts of each."""
+    model, e, tp = problem.model, recipe.expert_parallel, recipe.tensor_parallel
+    etp, sharing = recipe.expert_tensor_parallel, recipe.expert_ranks
+    experts = model.experts
     if not experts:
         if sharing > 1:
             key, degree = ("expert_parallel", e) if e > 1 else ("expert_tensor_parallel", etp)
             yield "experts-none", f"{key} {degree} for a model without experts"
         return
     ranks = tp * recipe.copies
-    if recipe.engine != "torch":
-        yield (
-            "experts-engine",
-            f"the {recipe.engine} engine trains no mixture of experts; use engine torch",
-        )
     if experts % e:
         text = f"expert_parallel {e} does not divide the {experts} experts"
-        yield "experts-divide", f"{text}; {_next_lower(e, experts)} does"
+        yield "experts-divide", f"{text}; {next_lower(e, experts)} does"
     if model.ffn_hidden % etp:
         text = (
             f"expert_tensor_parallel {etp} does not divide ffn_hidden {model.ffn_hidden} of an"
             " expert"
         )
-        yield "experts-width", f"{text}; {_next_lower(etp, model.ffn_hidden)} does"
+        yield "experts-width", f"{text}; {next_lower(etp, model.ffn_hidden)} does"
     if ranks % sharing:
         degrees = (
             f"expert_parallel {e}"
@@ -193,9 +227,16 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a li
         )
         text = f"{degrees} does not divide the {ranks} ranks of a pipeline stage"
         if ranks % etp == 0:
-            text = f"{text}; expert_parallel {_next_lower(e, experts, ranks // etp)} does"
+            text = f"{text}; expert_parallel {next_lower(e, experts, ranks // etp)} does"
         yield "experts-ranks", text
-    if tp > 1 and not (recipe.sequence_parallel and sharing > 1):
+
+
+def _experts_layer(recipe: Recipe, problem: Problem) -> Refusals:
+    """Limits of the built-in trainer's layer of experts."""
+    model, tp = problem.model, recipe.tensor_parallel
+    if not model.experts:
+        return
+    if tp > 1 and not (recipe.sequence_parallel and recipe.expert_ranks > 1):
         needed = "sequence_parallel, and expert_parallel or expert_tensor_parallel > 1"
         yield "experts-tensor", f"with experts, tensor_parallel {tp} needs {needed}"
     if model.balancing == "loss" and recipe.feed_forward_tiles > 1:
@@ -210,12 +251,6 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a li
             " recompute none"
         )
         yield "experts-compile", text
-
-
-def _next_lower(degree: int, *wholes: int) -> int:
-    whole = math.gcd(*wholes)
-    small = [part for part in range(1, math.isqrt(whole) + 1) if whole % part == 0]
-    return max(part for low in small for part in (low, whole // low) if part <= degree)
 
 
 def _spread_experts(recipe: Recipe, problem: Problem) -> Refusals:
@@ -279,16 +314,9 @@ def _torch_replicas(recipe: Recipe, _: Problem) -> Refusals:
         yield "sharding-levels", f"the torch engine has {what}: {instead}"
 
 
-def _torch_pipeline(recipe: Recipe, _: Problem) -> Refusals:
-    """Enough micro-batches in equal rounds; a split backward pass finds its weights by identity,
-    whole.
-    """
-    name, ranks, stages, batches = (
-        recipe.schedule,
-        recipe.pipeline_parallel,
-        recipe.stages,
-        recipe.accumulation,
-    )
+def _torch_split_backward(recipe: Recipe, _: Problem) -> Refusals:
+    """A split backward pass finds its weights by identity, whole."""
+    name = recipe.schedule
     if name in SPLIT_BACKWARD_SCHEDULES:
         if recipe.sharding.parameters > 1:
             text = (
@@ -310,69 +338,36 @@ def _torch_pipeline(recipe: Recipe, _: Problem) -> Refusals:
                 "split-backward-selective",
                 f"selective recompute keeps tensors for one backward pass; {name} has two",
             )
-    if name in V_SHAPED_SCHEDULES and recipe.virtual_stages != 2:
-        yield "virtual-stages", f"{name} takes virtual_stages 2, not {recipe.virtual_stages}"
-    needed = stages if name == "dualpipev" else ranks
+
+
+def _torch_micro_batches(recipe: Recipe, _: Problem) -> Refusals:
+    """The built-in trainer fills its pipelines."""
+    name, stages, batches = recipe.schedule, recipe.stages, recipe.accumulation
+    needed = stages if name == "dualpipev" else recipe.pipeline_parallel
     if name not in ("none", "gpipe") and batches < needed:
         yield (
             "micro-batches",
-            f"{_micro_batches(batches)}; {name} over {stages} stages needs {needed}",
+            f"{micro_batches(batches)}; {name} over {stages} stages needs {needed}",
         )
-    rounds = max(1, batches // ranks)
-    if name in INTERLEAVED_SCHEDULES and batches % rounds:  # raises when torch builds the schedule
-        how = f"runs {batches} micro-batches in {rounds} rounds, which does not divide them"
-        yield "interleaved-rounds", f"{name} over {ranks} ranks {how}"
 
 
-def _micro_batches(count: int) -> str:
-    return f"{count} micro-batch" if count == 1 else f"{count} micro-batches"
-
-
-def _quantized(recipe: Recipe, problem: Problem) -> Refusals:
-    """ZeRO++'s int8 gathers and int4 reductions: of ZeRO-3, by kernels for GPUs, with other numbers
-    than one process.
-
-    The two hops of qgZ are DeepSpeed's: a node's devices, then those of equal place in all nodes,
-    over all ranks.
-    """
-    names = {
-        "quantized_weights": recipe.quantized_weights,
-        "quantized_gradients": recipe.quantized_gradients,
-    }
-    if not (chosen := [name for name, is_chosen in names.items() if is_chosen]):
-        return
-    what, n, per_node = " and ".join(chosen), recipe.data_parallel, problem.cluster.devices_per_node
-    if recipe.engine != "deepspeed":
+def _quantized_engine(recipe: Recipe, _: Problem) -> Refusals:
+    if recipe.engine != "deepspeed" and (what := quantized_choices(recipe)):
         yield "quantized-engine", f"only the deepspeed engine has {what}"
-    if problem.tolerance != "quantized":
+
+
+@universal
+def _quantized_numbers(recipe: Recipe, problem: Problem) -> Refusals:
+    """Messages of int8 and int4 give other numbers than one process."""
+    if problem.tolerance != "quantized" and (what := quantized_choices(recipe)):
         yield "quantized-tolerance", f"{what} {OTHER_NUMBERS}"
-    if problem.cluster.backend not in ("cuda", "rocm"):
-        text = (
-            f"{what} runs in DeepSpeed's CUDA and HIP kernels, which {problem.cluster.backend}"
-            " devices do not have"
-        )
-        yield "quantized-backend", text
-    if n == 1 or recipe.sharding.parameters < n:
-        yield (
-            "quantized-sharding",
-            f"{what} is a part of ZeRO-3; sharding is {recipe.sharding_name}",
-        )
-    if recipe.quantized_gradients and recipe.tensor_parallel > 1:
-        text = "qgZ sums over all ranks, which under tensor parallelism hold different shares"
-        yield "quantized-tensor", f"wrong gradients: {text}"
-    if recipe.quantized_gradients and (recipe.devices % per_node or recipe.devices == per_node):
-        text = (
-            f"quantized_gradients needs several whole nodes of {per_node} devices, not"
-            f" {recipe.devices} devices"
-        )
-        yield "quantized-nodes", text
 
 
-def _fp8(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a list of rules
-    """Torchao's products in 8 bits: on devices that have them, with other numbers."""
+def _fp8_engine(recipe: Recipe, problem: Problem) -> Refusals:
+    """The torch engine multiplies in 8 bits what else is in bf16."""
     if recipe.fp8 == "none":
         return
-    cluster, what = problem.cluster, f"fp8 {recipe.fp8}"
+    what = f"fp8 {recipe.fp8}"
     if recipe.engine != "torch":
         yield "fp8-engine", f"only the torch engine has {what}; use fp8 none"
     if problem.precision != "bf16":
@@ -381,6 +376,14 @@ def _fp8(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a list o
             " fp8 none"
         )
         yield "fp8-precision", text
+
+
+@universal
+def _fp8_devices(recipe: Recipe, problem: Problem) -> Refusals:
+    """Products in 8 bits have other numbers, on devices that have them."""
+    if recipe.fp8 == "none":
+        return
+    cluster, what = problem.cluster, f"fp8 {recipe.fp8}"
     if problem.tolerance != "quantized":
         yield "fp8-tolerance", f"{what} {OTHER_NUMBERS}"
     if cluster.backend not in ("cuda", "rocm"):
@@ -403,9 +406,18 @@ def _fp8(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901 - a list o
             " cluster.mxfp8"
         )
         yield "fp8-device", f"{text}; use tensorwise, rowwise or none"
-    elif recipe.fp8 == "mxfp8" and cluster.backend != "cuda":
+
+
+def _fp8_torchao(recipe: Recipe, problem: Problem) -> Refusals:
+    """Torchao's products in 8 bits need even sizes, a whole backward pass, and for mxfp8 a cast by
+    a CUDA kernel.
+    """
+    if recipe.fp8 == "none":
+        return
+    cluster = problem.cluster
+    if recipe.fp8 == "mxfp8" and cluster.backend != "cuda":
         text = (
-            f"torchao casts for {what} by a CUDA kernel; on {cluster.backend} use tensorwise or"
+            f"torchao casts for fp8 mxfp8 by a CUDA kernel; on {cluster.backend} use tensorwise or"
             " rowwise"
         )
         yield "fp8-backend", text
@@ -547,41 +559,9 @@ def _torch_memory(recipe: Recipe, problem: Problem) -> Refusals:
         yield code, f"{recipe.sharding_name} with gradient_sync each {same}: choose last"
 
 
-def _grouped_products(recipe: Recipe, problem: Problem) -> Refusals:
-    """Experts' products are one kernel on CUDA and HIP devices in bf16, for even strides alone."""
-    model, etp, multiple = problem.model, recipe.expert_tensor_parallel, GROUPED_MULTIPLE
-    is_grouped = problem.precision == "bf16" and problem.cluster.backend in ("cuda", "rocm")
-    if not model.experts or not is_grouped:
-        return
-    needs = f"torch's grouped products of experts in bf16 need multiples of {multiple}"
-    if model.hidden % multiple:
-        yield GROUPED, f"{needs}: hidden is {model.hidden}; {_around(model.hidden, multiple)}"
-    width = model.ffn_hidden // etp
-    if width % multiple:
-        is_whole = model.ffn_hidden % multiple == 0
-        nearest = (
-            f"expert_tensor_parallel {_next_lower(etp, model.ffn_hidden // multiple, etp)} does"
-            if is_whole
-            else _around(model.ffn_hidden, multiple * etp)
-        )
-        share = f"ffn_hidden {model.ffn_hidden}"
-        if etp > 1:
-            share += f" / expert_tensor_parallel {etp} = {width}"
-        yield GROUPED, f"{needs}: an expert has {share}; {nearest}"
-
-
-def _around(size: int, multiple: int) -> str:
-    """Name the nearest sizes that `multiple` divides."""
-    below = size // multiple * multiple
-    return f"{below} and {below + multiple} are" if below else f"{multiple} is"
-
-
 def _deepspeed_parallel(recipe: Recipe, _: Problem) -> Refusals:
-    """DeepSpeed has ZeRO 0 to 3 over all replicas (it removed MiCS, hybrid sharding), and 1F1B over
-    whole gradients.
-    """
+    """The deepspeed engine has replicas, tensor ranks and stages, numbered in one order."""
     engine = "the deepspeed engine"
-    n, (p, g, o) = recipe.data_parallel, recipe.sharding.degrees
     if recipe.context_parallel > 1:
         yield "deepspeed-context", f"{engine} has no context parallelism; use engine torch"
     if recipe.replication != "replicate":
@@ -591,30 +571,11 @@ def _deepspeed_parallel(recipe: Recipe, _: Problem) -> Refusals:
         )
     if recipe.rank_order != "tp-dp-pp":
         yield "deepspeed-rank-order", f"{engine} numbers ranks as tp-dp-pp, not {recipe.rank_order}"
-    if (p, g, o) not in {(1, 1, 1), (1, 1, n), (1, n, n), (n, n, n)}:
-        instead = "DeepSpeed has removed MiCS; use zero-3 with secondary_partition"
-        hint = instead if p == g == o else "it has ZeRO 0 to 3"
-        yield "deepspeed-sharding", f"no sharding over {p}, {g} and {o} of {n} replicas: {hint}"
-    if recipe.pipeline_parallel > 1 and recipe.schedule != "1f1b":
-        yield "deepspeed-schedule", f"DeepSpeed's pipeline runs 1f1b only, not {recipe.schedule}"
-    if recipe.pipeline_parallel > 1 and g > 1:
-        text = (
-            f"DeepSpeed's pipeline takes ZeRO 0 and 1, not {recipe.sharding_name}: it keeps whole"
-            " gradients"
-        )
-        yield "deepspeed-pipeline-sharding", text
 
 
-def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C901, PLR0912 - a list of rules
-    """Shares are whole heads; offload, hpZ and sums of bf16 gradients in fp32 are parts of ZeRO."""
-    tp, n, k, offload = (
-        recipe.tensor_parallel,
-        recipe.data_parallel,
-        recipe.secondary_partition,
-        recipe.offload,
-    )
-    kv_heads, engine = problem.model.kv_heads, "the deepspeed engine"
-    is_whole = n > 1 and recipe.sharding.optimizer == 1
+def _deepspeed_tensor(recipe: Recipe, problem: Problem) -> Refusals:
+    """The built-in trainer's layers under DeepSpeed's AutoTP, which cuts whole heads."""
+    tp, kv_heads, engine = recipe.tensor_parallel, problem.model.kv_heads, "the deepspeed engine"
     if recipe.sequence_parallel:
         yield "deepspeed-sequence-parallel", f"{engine} has no sequence parallelism"
     if kv_heads % tp:
@@ -639,44 +600,23 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C
             "deepspeed-selective-tensor",
             f"wrong gradients: AutoTP sums over its ranks into {kept}",
         )
-    if offload == "nvme" and problem.cluster.nvme_path is None:
+
+
+@universal
+def _disk(recipe: Recipe, problem: Problem) -> Refusals:
+    if recipe.offload == "nvme" and problem.cluster.nvme_path is None:
         yield "offload-nvme", NO_DISK
-    if offload != "none" and is_whole:
-        yield (
-            "offload-sharding",
-            f"offload is a part of ZeRO 1 to 3; sharding is {recipe.sharding_name}",
-        )
-    if offload in ("optimizer+parameters", "nvme"):
-        by = "parameters are offloaded by ZeRO-3"  # which gathers each for its use
-        if recipe.pipeline_parallel > 1:
-            yield "offload-pipeline", f"{by}, which DeepSpeed's pipeline does not take"
-        if recipe.sharding.parameters < n:
-            yield "offload-parameters", f"{by}; sharding is {recipe.sharding_name}"
-    if k > 1:
-        if recipe.sharding.parameters < n or n == 1:
-            yield (
-                "secondary-sharding",
-                f"secondary_partition is a part of ZeRO-3; sharding is {recipe.sharding_name}",
-            )
-        if offload == "nvme":
-            yield (
-                "secondary-nvme",
-                "DeepSpeed puts hpZ's second copy where the parameters are, and cannot on a disk",
-            )
-        if n % k or k == n:
-            yield (
-                "secondary-divides",
-                f"secondary_partition {k} does not cut {n} replicas into groups",
-            )
-        if tp > 1:
-            text = (
-                "hpZ groups neighboring ranks, which under tensor parallelism hold different shares"
-            )
-            yield "secondary-tensor", f"wrong parameters: {text}"
+
+
+def _deepspeed_precision(recipe: Recipe, problem: Problem) -> Refusals:
+    """The deepspeed engine sums bf16 gradients in fp32, counts no skipped steps, and has no
+    levers.
+    """
+    is_whole = recipe.data_parallel > 1 and recipe.sharding.optimizer == 1
     if problem.precision == "fp16":
         yield (
             "precision-fp16",
-            f"{engine} does not report skipped steps yet, as fp16 needs; use bf16",
+            "the deepspeed engine does not report skipped steps yet, as fp16 needs; use bf16",
         )
     if problem.precision == "bf16" and is_whole:
         yield (
@@ -688,136 +628,93 @@ def _deepspeed_options(recipe: Recipe, problem: Problem) -> Refusals:  # noqa: C
         yield "levers-engine", f"only the torch engine has {', '.join(levers)}"
 
 
-IN_FRAME_RULES: tuple[Rules, ...] = (_shares, _experts, _spread_experts)
-"""Of all engines, behind those of the frame and before the engine's own."""
+FRAME_RULES: tuple[Rules, ...] = (
+    _equal_shares,
+    grouped_heads,
+    _equal_positions,
+    _context_heads,
+    _stages_and_batch,
+)
+IN_FRAME_RULES: tuple[Rules, ...] = (
+    _shares,
+    _experts_engine,
+    _experts,
+    _experts_layer,
+    _spread_experts,
+)
+"""Rules of all engines, after those of the frame and before the engine's own."""
+_FP8_RULES: tuple[Rules, ...] = (_fp8_engine, _fp8_devices, _fp8_torchao)
 ENGINE_RULES: dict[str, tuple[Rules, ...]] = {
     "torch": (
         _torch_replicas,
-        _torch_pipeline,
+        _torch_split_backward,
+        v_shaped_stages,
+        _torch_micro_batches,
+        interleaved_rounds,
         _tied,
         _torch_layers,
         _torch_memory,
-        _quantized,
-        _fp8,
-        _grouped_products,
+        _quantized_engine,
+        *_FP8_RULES,
+        grouped_products,
     ),
-    "deepspeed": (_deepspeed_parallel, _tied, _deepspeed_options, _quantized, _fp8),
+    "deepspeed": (
+        _deepspeed_parallel,
+        zero_levels,
+        zero_pipeline,
+        _tied,
+        _deepspeed_tensor,
+        _disk,
+        zero_offload,
+        zero_secondary,
+        _deepspeed_precision,
+        _quantized_numbers,
+        zero_quantized,
+        *_FP8_RULES,
+    ),
 }
-
-
-BUILT_IN_CODES = frozenset({
-    "compile-recompute-tensor", "context-parallel-heads", "deepspeed-bf16", "deepspeed-kv-heads",
-    "deepspeed-qk-norm", "deepspeed-selective-tensor", "deepspeed-sequence-parallel",
-    "deepspeed-sinks", "experts-biases", "experts-compile", "experts-engine", "experts-offload",
-    "experts-sharding", "experts-tensor", "latent-engine", "micro-batches", "precision-fp16",
-    "tied-pipeline",
-})  # fmt: skip
-"""Rules of the built-in trainer's own code: another trainer has its own."""
-
-
-def _titan(recipe: Recipe, problem: Problem) -> Refusals:
-    """Tied embeddings need one stage: torchtitan/models/common/decoder.py, line 168, of
-    pytorch/torchtitan at b5bcd76c.
-    """
-    if problem.model.tied_embeddings and recipe.pipeline_parallel > 1:
-        yield "tied-pipeline", "torchtitan has no tied embeddings with pipeline_parallel > 1"
-
-
-def _nanotron(recipe: Recipe, problem: Problem) -> Refusals:
-    """A rank of 1F1B starts as many micro-batches as stages follow it
-    (src/nanotron/parallel/pipeline_parallel/engine.py, line 252), and kv heads are not repeated
-    (src/nanotron/config/config.py, line 543; huggingface/nanotron at 2411b022).
-    """
-    needed, batches = recipe.pipeline_parallel - 1, recipe.accumulation
-    if recipe.schedule == "1f1b" and batches < needed:
-        text = f"{_micro_batches(batches)}; nanotron's 1f1b over {needed + 1} stages needs {needed}"
-        yield "micro-batches", text
-    if problem.model.kv_heads < recipe.tensor_parallel:
-        yield (
-            "kv-heads",
-            (
-                f"nanotron needs tensor_parallel of at most kv_heads {problem.model.kv_heads}, not"
-                f" {recipe.tensor_parallel}"
-            ),
-        )
-
-
-def _megatron(recipe: Recipe, problem: Problem) -> Refusals:
-    """With experts tensor parallelism needs sequence parallelism:
-    megatron/core/transformer/moe/moe_layer.py, line 636, of NVIDIA/Megatron-LM at d98e8a64.
-    """
-    if problem.model.experts and recipe.tensor_parallel > 1 and not recipe.sequence_parallel:
-        yield (
-            "experts-tensor",
-            (
-                f"Megatron-LM trains experts with tensor_parallel {recipe.tensor_parallel} only"
-                " with sequence_parallel"
-            ),
-        )
-
-
-TRAINER_RULES: dict[str, tuple[Rules, ...]] = {
-    "megatron-lm": (_megatron,),
-    "nemo": (_megatron,),  # which trains by Megatron core
-    "torchtitan": (_titan,),
-    "nanotron": (_nanotron,),
-}
-_CORE = frozenset({"context-parallel-heads", "experts-tensor", "micro-batches", "tied-pipeline"})
 UNKNOWN_RULE = "trainer-unknown"
-"""Mark of a recipe that the built-in trainer refuses, and of which the problem's trainer is not
-known.
+"""Mark of a recipe that the built-in trainer refuses while it is not known whether the problem's
+trainer runs it.
 """
-SETTLED: dict[str, frozenset[str]] = {
-    "megatron-lm": _CORE,
-    "nemo": _CORE,
-    "torchtitan": frozenset({"experts-tensor", "micro-batches", "tied-pipeline"}),
-    "nanotron": frozenset({"micro-batches", "tied-pipeline"}),
-}
-"""Rules of the built-in trainer that a trainer's source settles, by one of `TRAINER_RULES` or by
-having none.
-
-Megatron-LM at d98e8a64 sums tied embeddings over the first and last stage
-(megatron/core/models/common/language_module/language_module.py, line 253), shortens the warm-up
-where there are fewer micro-batches than stages (megatron/core/pipeline_parallel/schedules.py, line
-957), and passes keys and values between context ranks (--cp-comm-type p2p, the default in
-megatron/training/arguments.py of core_v0.16.1, line 2341). torchtitan at b5bcd76c warns of fewer
-micro-batches (torchtitan/distributed/pipeline_parallel.py, line 305), and checks degrees without
-experts' (torchtitan/distributed/parallel_dims.py). nanotron at 2411b022 ties embeddings over stages
-(src/nanotron/models/llama.py, line 1143).
-"""
+ENGINE_LACKS = frozenset({
+    "deepspeed-context", "deepspeed-rank-order", "deepspeed-replication",
+    "deepspeed-sequence-parallel", "experts-engine", "fp8-engine", "latent-engine",
+    "levers-engine", "quantized-engine", "sharding-levels", "torch-offload", "torch-secondary",
+})  # fmt: skip
+"""What an engine of the built-in trainer does not have: that says nothing about another trainer."""
 
 
-def _for_others(rule: Rules) -> Rules:
-    """Return a rule without what the built-in trainer's own code needs."""
+def _universal_of(rules: Iterable[Rules]) -> tuple[Rules, ...]:
+    return tuple(rule for rule in rules if rule in _UNIVERSAL)
 
-    def reasons(recipe: Recipe, problem: Problem) -> Refusals:
-        return (found for found in rule(recipe, problem) if found[0] not in BUILT_IN_CODES)
 
-    return reasons
+_FOR_ALL_TRAINERS = _universal_of(
+    dict.fromkeys((*IN_FRAME_RULES, *ENGINE_RULES["torch"], *ENGINE_RULES["deepspeed"]))
+)
 
 
 def rules_of(engine: str, trainer: str | None) -> tuple[Rules, ...]:
     """Return the rules behind those of the frame: of an engine of the built-in trainer, or of
-    another one.
+    another trainer, whichever engine a recipe names.
     """
-    rules = (*IN_FRAME_RULES, *ENGINE_RULES[engine])
     if trainer is None:
-        return rules
-    return (*map(_for_others, rules), *TRAINER_RULES.get(trainer, ()))
+        return (*IN_FRAME_RULES, *ENGINE_RULES[engine])
+    return (*_FOR_ALL_TRAINERS, *TRAINERS[trainer].rules)
 
 
 def _unsettled(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
-    """Yield what the built-in trainer refuses while it is not known whether the problem's trainer
-    does.
+    """Yield what the built-in trainer refuses of a legal recipe while it is not known whether the
+    problem's trainer does.
     """
-    if problem.trainer is None:
+    if problem.trainer is None or why_illegal(recipe, problem):
         return
-    settled = SETTLED.get(problem.trainer, frozenset())
-    for rule in (_frame, *IN_FRAME_RULES, *ENGINE_RULES[recipe.engine]):
+    known = ENGINE_LACKS | TRAINERS[problem.trainer].settled
+    for rule in (*FRAME_RULES, *IN_FRAME_RULES, *ENGINE_RULES[recipe.engine]):
         for code, text in rule(recipe, problem):
-            if code in BUILT_IN_CODES - settled:
-                known = f"whether {problem.trainer} runs it is not known"
-                yield Reason(UNKNOWN_RULE, f"the built-in trainer would not: {text}; {known}")
+            if code not in known:
+                unknown = f"whether {problem.trainer} runs it is not known"
+                yield Reason(UNKNOWN_RULE, f"the built-in trainer would not: {text}; {unknown}")
 
 
 def marks(recipe: Recipe, problem: Problem) -> Iterator[Reason]:

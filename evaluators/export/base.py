@@ -23,6 +23,7 @@ from frontrunner.spaces.presets import model_preset
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
+from frontrunner.spaces.trainers import TRAINERS
 
 if TYPE_CHECKING:
     from frontrunner.evaluators.export.reading import Given
@@ -151,7 +152,9 @@ class Tool(ABC):
 
     @abstractmethod
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
-        """Return the rules by which the tool does not run some combinations of choices."""
+        """Return which combinations of choices the export does not have; what the tool refuses to
+        run is in `spaces/trainers.py`.
+        """
 
     @abstractmethod
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
@@ -188,10 +191,13 @@ class Tool(ABC):
         }
 
     def why_not(self, problem: Problem, recipe: Recipe) -> Reason | None:
-        """Return why the tool cannot express this recipe, or None if it can."""
+        """Return why the tool cannot express or run this recipe, or None if it can."""
         known = {*NEVER_EXPORTED, *self.names, *self.expressed, "custom"}
         for holds, code, why in self.refusals(problem, recipe):
             if holds:
+                return Reason(code, why)
+        for rule in TRAINERS[self.name].rules:
+            for code, why in rule(recipe, problem):
                 return Reason(code, why)
         for choice in fields(Recipe):
             value = getattr(recipe, choice.name)
@@ -218,7 +224,7 @@ class Tool(ABC):
         """
         if (reason := self.why_not(problem, recipe)) is not None:
             raise InvalidInput(
-                f"{self.name} cannot express this recipe: {reason}",
+                f"{self.name} does not take this recipe: {reason}",
                 hint="export another recipe, or with --to recipe a file that loses nothing",
             )
         found = self.arguments_and_files(problem, recipe)

@@ -263,11 +263,10 @@ class MegatronLM(Tool):
     })  # fmt: skip
 
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
-        """Return what Megatron core does not run.
+        """Return what Megatron core does not have.
 
-        Its interleaved schedules go in rounds of all ranks. It shards by its distributed optimizer
-        (ZeRO-1, alone with bf16 states) or Megatron FSDP, puts context ranks before stages, and
-        cuts sequences into a front and a back slice per rank, which balance causal attention.
+        It shards by its distributed optimizer (ZeRO-1, alone with bf16 states) or Megatron FSDP,
+        and puts context ranks before stages.
         """
         tool, name, schedule, order = (
             self.title,
@@ -275,21 +274,13 @@ class MegatronLM(Tool):
             recipe.schedule,
             recipe.rank_order,
         )
-        pp, cp, steps = recipe.pipeline_parallel, recipe.context_parallel, recipe.accumulation
-        is_plain, is_cut = (
-            name == "none" and recipe.copies > 1,
-            cp > 1 and problem.sequence_length % (2 * cp),
-        )
-        rounds = f"rounds of pipeline_parallel {pp}, which does not divide {steps}"
-        cut = f"{problem.sequence_length} positions into 2 x context_parallel {cp} equal slices"
-        tp = recipe.tensor_parallel
+        tp, pp, cp = recipe.tensor_parallel, recipe.pipeline_parallel, recipe.context_parallel
+        is_plain = name == "none" and recipe.copies > 1
         ep = recipe.expert_ranks if problem.model.experts else tp
         return (
             *self._model_refusals(problem.model),
             (schedule not in ("none", "1f1b", "interleaved-1f1b"), "schedule-unsaid",
              f"{tool} runs 1f1b and interleaved-1f1b, not {schedule}"),
-            (recipe.virtual_stages > 1 and steps % pp, "interleaved-rounds",
-             f"{tool} runs interleaved micro-batches in {rounds}"),
             (name not in SHARDING_OF_STRATEGY.values(), "sharding-unsaid",
              f"{tool} shards over all copies of the model, not as {name}"),
             (name in FSDP and pp > 1, "sharding-pipeline",
@@ -303,7 +294,6 @@ class MegatronLM(Tool):
             (order == "tp-pp-dp" and pp > 1 and ep != tp, "rank-order-experts",
              f"{tool}'s tp-pp-dp needs as many copies of experts as of the rest: shared by {tp} "
              f"ranks, not {ep}"),
-            (is_cut, "context-halves", f"{tool} cuts {cut}"),
             (cp > 1 and _window(problem), "window-context",
              f"no attention_window is exported for {tool} with context_parallel {cp}, which "
              f"Transformer Engine "
@@ -708,7 +698,7 @@ class MegatronDeepSpeed(MegatronLM):
     expressed = frozenset({"schedule", "recompute", "sequence_parallel", *of_zero})
 
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
-        """Return what of pipeline and ZeRO Megatron-DeepSpeed does not run."""
+        """Return what of experts, stages and ZeRO Megatron-DeepSpeed is not told."""
         tool, layers, has_stages = (
             self.title,
             layers_of_stages(recipe, problem.model.layers),
@@ -719,12 +709,6 @@ class MegatronDeepSpeed(MegatronLM):
             (has_experts and recipe.tensor_parallel > 1, "experts-tensor",
              f"{tool} is exported with experts only for tensor_parallel 1: its tensor ranks "
              f"repeat tokens or experts"),
-            (has_experts and recipe.sharding.parameters > 1, "experts-sharding",
-             f"{tool} has experts with ZeRO 0 to 2, not {recipe.sharding_name}"),
-            (has_stages and recipe.schedule != "1f1b", "schedule-unsaid",
-             f"{tool}'s pipeline runs 1f1b, not {recipe.schedule}"),
-            (has_stages and recipe.sharding.gradients > 1, "sharding-pipeline",
-             f"{tool}'s pipeline takes ZeRO 0 and 1, not {recipe.sharding_name}"),
             (has_stages and len(set(layers)) > 1, "stages-unsaid",
              f"{tool} gives every stage as many layers; {recipe.stages} stages have {layers}"),
             *deepspeed.zero_refusals(problem, recipe),

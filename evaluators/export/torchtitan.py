@@ -174,15 +174,14 @@ class Torchtitan(Tool):
     })  # fmt: skip
 
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
-        """Return what of precision, sharding and stages torchtitan does not run."""
+        """Return what of precision, sharding and stages torchtitan does not have."""
         p, g, o = recipe.sharding.degrees
-        tool, (_, shard, cp), n, name = (
+        tool, cp, n, name = (
             self.title,
-            fsdp_degrees(recipe),
+            recipe.context_parallel,
             recipe.copies,
             recipe.sharding_name,
         )
-        folded, ep = shard * cp * recipe.tensor_parallel, recipe.expert_parallel
         layers, stages, stated = problem.model.layers, recipe.stages, recipe.layers_per_stage
         in_8_bits = recipe.fp8 != "none"
         return (
@@ -205,10 +204,6 @@ class Torchtitan(Tool):
              f"{tool} has zero-2, zero-3 and hybrid-K, not {name}"),
             (o % cp, "sharding-context",
                 f"{tool} shards over all {cp} context ranks: {name} does not"),
-            (folded % ep, "experts-ranks",
-             f"{tool} spreads experts over the {folded} ranks of a shard and its tensor ranks, "
-             f"which expert_parallel "
-             f"{ep} does not divide"),
             (stated and stated != even_layers(layers, stages), "stages-unsaid",
              f"{tool} has no argument for stages of {recipe.layers_name} layers"),
             (_layers_argument(problem, recipe) == 0, "stages-unsaid",

@@ -97,7 +97,7 @@ class ImportedRecipe:
     """A configuration read as a recipe.
 
     `illegal` is why the tool itself does not run it, `illegal_here` why the campaign's trainer does
-    not, for which `legal_engines` of the built-in one would; `file` is None where either is said.
+    not, and `legal_engines` are those with which both would. `file` is None where either is said.
     `warnings` are rules of the built-in trainer of which it is not known whether the tool has them.
     What the recipe does not have: `ignored` settings may change speed or memory, `harmless` ones
     are assumed not to.
@@ -435,7 +435,7 @@ def import_config(
         recipe=recipe,
         illegal=str(reason) if reason else None,
         illegal_here=str(not_here) if not_here else None,
-        legal_engines=_legal_engines(recipe, spec.problem) if not_here else (),
+        legal_engines=_legal_engines(recipe, problem, spec.problem) if not_here else (),
         warnings=tuple(str(mark) for mark in marks(recipe, problem) if mark.code == UNKNOWN_RULE),
         ignored=tuple(key for key in left_out if not is_harmless(key)),
         harmless=tuple(filter(is_harmless, left_out)),
@@ -443,14 +443,17 @@ def import_config(
     )
 
 
-def _legal_engines(recipe: Recipe, problem: CampaignProblem) -> tuple[str, ...]:
-    """Return the other engines of the built-in trainer for which the recipe is legal."""
-    found: list[str] = []
+def _legal_engines(recipe: Recipe, *problems: CampaignProblem) -> tuple[str, ...]:
+    """Return the other engines with which the recipe is legal for the trainers of all problems."""
+    legal: list[str] = []
     for engine in ENGINES:
+        if engine == recipe.engine:
+            continue
         with suppress(InvalidInput):
-            if engine != recipe.engine and not why_illegal(replace(recipe, engine=engine), problem):
-                found.append(engine)
-    return tuple(found)
+            changed = replace(recipe, engine=engine)
+            if not any(why_illegal(changed, problem) for problem in problems):
+                legal.append(engine)
+    return tuple(legal)
 
 
 def mirror(campaign: str | None = None, *, storage: str, store: str | None = None) -> Mirrored:

@@ -31,6 +31,7 @@ from frontrunner.evaluators.export.reading import (
 from frontrunner.evaluators.export.shell import read_script
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.evaluators.probe import DataSettings
+from frontrunner.exchange import import_config
 from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.document import read_plain, recipe_id
 from frontrunner.spaces.errors import InvalidInput
@@ -40,7 +41,7 @@ from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from support import charted
-from support.campaigns import tiny, write_toml
+from support.campaigns import spec_of, tiny, tiny_recipe, write_toml
 from support.formats import deepseek, gpt_oss, problem, recipes
 
 PROBLEM = problem()
@@ -70,7 +71,7 @@ def test_what_can_be_said_is_read_back_to_the_same_recipe(name: str, data: st.Da
     recipe = data.draw(recipes(of))
     reason = TOOLS[name].why_not(of, recipe)
     if reason is not None:
-        with pytest.raises(InvalidInput, match="cannot express this recipe"):
+        with pytest.raises(InvalidInput, match="does not take this recipe"):
             TOOLS[name].export(of, recipe)
         return
     text = TOOLS[name].render(of, recipe, HEADER)
@@ -269,7 +270,8 @@ GPT_OSS = {
 def test_megatron_is_told_gpt_oss_but_for_its_rotary_scaling() -> None:
     of = of_preset("gpt-oss-120b")
     of = replace(of, model=replace(of.model, **GPT_OSS), sequence_length=4096)
-    recipe = replace(PLAIN, sharding=Sharding.named("zero-1", 8), expert_parallel=4)
+    chosen = {"expert_parallel": 4, "sequence_parallel": True}
+    recipe = replace(PLAIN, sharding=Sharding.named("zero-1", 8), **chosen)
     text = TOOLS["megatron-lm"].render(of, recipe, HEADER)
     for said in (
         "--window-size '(127,0)'", "--window-attn-skip-freq 2", "--softmax-type learnable",
@@ -613,6 +615,28 @@ def test_the_hint_names_the_baseline_from_the_campaign_file_s_folder(tmp_path: P
     assert "assumed harmless: seed\n" in found.output
     write_toml(file, tiny(search={"baseline": "../today.json"}))
     assert read_campaign_file(file).spec.search.baseline is not None
+
+
+@pytest.mark.parametrize(("kv_heads", "engines"), [(1, ()), (4, ("torch",))])
+def test_other_engine_is_proposed_only_where_the_tool_runs_the_recipe(
+    kv_heads: int, engines: tuple[str, ...], tmp_path: Path
+) -> None:
+    llama = {"kv_heads": kv_heads, "activation": "swiglu", "norm": "rmsnorm"}
+    table = tiny(model=llama)
+    recipe = tiny_recipe(sharding=Sharding.named("zero-1", 2))
+    text = TOOLS["nanotron"].render(spec_of(table).problem, recipe, ())
+    for old, new in (("dp: 2", "dp: 1"), ("tp: 1", "tp: 2"), ("ALL_REDUCE", "REDUCE_SCATTER")):
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "nanotron.yaml").write_text(text.replace("replica: 2", "replica: 4"))
+    found = import_config(
+        tmp_path / "nanotron.yaml",
+        tool="nanotron",
+        campaign=write_toml(tmp_path / "tiny.toml", table),
+        stated={"engine": "deepspeed"},
+    )
+    assert "no sequence parallelism" in (found.illegal_here or "")
+    assert found.legal_engines == engines
 
 
 MISTAKES = {

@@ -442,35 +442,3 @@ def test_products_in_8_bits_are_refused_by_name_where_they_cannot_be(
     code, _, text = (refusal or "").partition(": ")
     assert (found and found.code) == (code or None)
     assert text in str(found)
-
-
-@pytest.mark.parametrize(
-    ("trainer", "choices", "code"),
-    [
-        (None, PIPELINE, "tied-pipeline"),
-        ("megatron-lm", PIPELINE, None),
-        ("nanotron", PIPELINE, None),
-        ("torchtitan", PIPELINE, "tied-pipeline"),
-        ("accelerate", PIPELINE, None),
-    ],
-)
-def test_trainer_has_its_own_rule_of_tied_embeddings(
-    trainer: str | None, choices: dict[str, Any], code: str | None
-) -> None:
-    model = replace(PROBLEM.model, tied_embeddings=True)
-    problem = replace(PROBLEM, model=model, trainer=trainer)
-    reason = why_illegal(recipe(**choices), problem)
-    assert (reason and reason.code) == code
-    is_unknown = "trainer-unknown" in {mark.code for mark in marks(recipe(**choices), problem)}
-    assert is_unknown == (trainer == "accelerate")
-
-
-def test_nanotron_s_pipeline_needs_one_micro_batch_less_than_stages() -> None:
-    short = recipe(**PIPELINE | {"accumulation": 1, "micro_batch_seqs": 32})
-    stages = short.pipeline_parallel
-    titles = {None: f"1 micro-batch; 1f1b over {stages} stages needs {stages}", "megatron-lm": None}
-    for trainer, message in titles.items():
-        reason = why_illegal(short, replace(PROBLEM, trainer=trainer))
-        assert (reason and reason.text) == message
-    nanotron = replace(PROBLEM, trainer="nanotron")
-    assert (why_illegal(short, nanotron) is None) == (stages == 2)
