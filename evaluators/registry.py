@@ -9,6 +9,7 @@ trainer cannot run the recipe. docs/other-trainers.md has an example.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -30,16 +31,46 @@ if TYPE_CHECKING:
     from frontrunner.evaluators.runs.probes import Probes
     from frontrunner.spaces.legality import Reason
 
-COMMAND = "frontrunner.evaluators.registry:command_probe"
-PROBE = "frontrunner.evaluators.registry:training_probe"
-EVALUATORS: dict[str, str] = {
-    "probe": PROBE,
-    "simulated": "frontrunner.evaluators.analytic.simulated:Simulated",
-    "table": "frontrunner.evaluators.tables.lookup:TableLookup",
-    "command": COMMAND,
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatorKind:
+    """What an evaluator does and accepts; nothing else compares its name."""
+
+    factory: str = ""
+    """What constructs it, as MODULE:NAME."""
+    trains: bool = False
+    """It runs the built-in trainer: [data], the space's engines and [probe] in full apply."""
+    runs_commands: bool = False
+    """It runs a command of another trainer, which takes arguments and replays by itself."""
+    has_section: bool = False
+    """Its command is that of the section [command]."""
+    uses_nodes: bool = False
+    """It runs on the nodes of [dispatch]."""
+    looks_up: bool = False
+    """It measures nothing but looks up the rows of [table], and no other recipes exist."""
+    simulates: bool = False
+    """Its figures are simulated."""
+
+
+EVALUATORS: dict[str, EvaluatorKind] = {
+    "probe": EvaluatorKind(
+        factory="frontrunner.evaluators.registry:training_probe", trains=True, uses_nodes=True
+    ),
+    "simulated": EvaluatorKind(
+        factory="frontrunner.evaluators.analytic.simulated:Simulated", simulates=True
+    ),
+    "table": EvaluatorKind(
+        factory="frontrunner.evaluators.tables.lookup:TableLookup", looks_up=True
+    ),
+    "command": EvaluatorKind(
+        factory="frontrunner.evaluators.registry:command_probe",
+        runs_commands=True,
+        has_section=True,
+        uses_nodes=True,
+    ),
 }
-DISPATCHED = (PROBE, COMMAND)
-"""Evaluators that use the nodes of [dispatch]."""
+PLUG_IN = EvaluatorKind(runs_commands=True, uses_nodes=True)
+"""A plug-in, until it is loaded: most make commands."""
 GROUP = "frontrunner.evaluators"
 
 
@@ -49,7 +80,7 @@ def make_evaluator(name: str, setup: ProbeSetup) -> Evaluator:
     """
     make: Callable[..., Evaluator]
     if name in EVALUATORS:
-        module, factory = EVALUATORS[name].split(":")
+        module, factory = EVALUATORS[name].factory.split(":")
         make = getattr(import_module(module), factory)
         return make(setup)
     if (command := commands_of(name, setup.command)) is not None:
@@ -89,11 +120,16 @@ def command_probe(setup: ProbeSetup, make_command: MakeCommand | None = None) ->
     return probes_on(source, CommandProgram(setup, make_command))
 
 
+def kind_of(name: str) -> EvaluatorKind:
+    """Return what an evaluator does; the rows of an imported table are of none."""
+    return EvaluatorKind() if name == IMPORTED else EVALUATORS.get(name, PLUG_IN)
+
+
 def require_evaluator_name(name: str) -> None:
     """Raise `InvalidInput` if the syntax of an evaluator's name is wrong; it need not be
     installed.
     """
-    if not CAMPAIGN_NAME.fullmatch(name):
+    if name != IMPORTED and not CAMPAIGN_NAME.fullmatch(name):
         raise bad_value("evaluator", name, "a known evaluator", hint=did_you_mean(name, EVALUATORS))
 
 
@@ -109,11 +145,12 @@ def commands_of(name: str, settings: CommandSettings) -> MakeCommand | None:
     """Return the function that makes an evaluator's commands; None for those that run none; raises
     `InvalidInput`.
     """
-    if name == "command":
+    kind = kind_of(name)
+    if kind.has_section:
         from frontrunner.evaluators.external.trainers import configured
 
         return configured(settings)
-    if name in EVALUATORS or name == IMPORTED:
+    if not kind.runs_commands:
         return None
     found = _load(name)
     return None if isinstance(found, type) else _checked(name, found)
@@ -125,9 +162,10 @@ def code_of(name: str, settings: CommandSettings) -> str | None:
 
     DeepSpeed's own name says nothing of the model that a script trains with it.
     """
-    if name == IMPORTED or EVALUATORS.get(name, COMMAND) != COMMAND:
+    kind = kind_of(name)
+    if not kind.runs_commands:
         return None
-    known = (settings.trainer or settings.log) if name == "command" else None
+    known = (settings.trainer or settings.log) if kind.has_section else None
     return "unknown" if known in (None, "deepspeed") else known
 
 

@@ -202,7 +202,7 @@ class CampaignSession:
         kind = "measuring" if asked else "launched" if lease.epoch == 1 else "resumed"
         by: Any = {"driver": f"{lease.host}:{lease.pid}", USER: acting_user()}
         self.writer.event(kind, **by, **({"recipes": asked} if asked else {}))
-        data = training_data(self._spec.data) if self._spec.evaluator == "probe" else ()
+        data = training_data(self._spec.data) if self._spec.evaluator_kind.trains else ()
         self.writer.record_provenance(collect(self._spec.problem.cluster.device, data))
         self.evaluator = make_evaluator(self._spec.evaluator, self._spec.probe_setup())
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.cluster.settings import RAY
 from frontrunner.evaluators.probe.preflight import prepare_here
-from frontrunner.evaluators.registry import COMMAND, DISPATCHED, EVALUATORS
 from frontrunner.results.records import (
     IMPORTED,
     NODE_TYPES,
@@ -66,19 +65,14 @@ def runnable(spec: CampaignSpec) -> Survey:
 def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
     """Raise `InvalidInput` if the campaign's probes cannot run on this machine."""
     recipes = (surveyed or spec.survey()).recipes
-    if spec.evaluator == "probe":
+    if spec.evaluator_kind.trains:
         _prepare_probes(spec, recipes)
     elif recipes:
         spec.check_commands(recipes[0])
-    if is_dispatched(spec) and spec.dispatch.backend == RAY:
+    if spec.evaluator_kind.uses_nodes and spec.dispatch.backend == RAY:
         from frontrunner.evaluators.cluster.ray_allocation import require_ray
 
         require_ray(spec.dispatch)
-
-
-def is_dispatched(spec: CampaignSpec) -> bool:
-    """Return whether the campaign's probes run on devices, where [dispatch] states."""
-    return EVALUATORS.get(spec.evaluator, COMMAND) in DISPATCHED
 
 
 def _prepare_probes(spec: CampaignSpec, recipes: Sequence[Recipe]) -> None:
@@ -99,7 +93,7 @@ def warn_of_slow_steps(spec: CampaignSpec, surveyed: Survey) -> None:
     """Log a warning where every probe would meet a deadline, by the estimates."""
     from frontrunner.evaluators.analytic.estimates import estimate_many
 
-    if spec.evaluator == "probe" and (
+    if spec.evaluator_kind.trains and (
         remark := slow_steps(spec, estimate_many(surveyed.recipes, surveyed.problem))
     ):
         logger.warning("warning: %s", remark)
@@ -111,7 +105,7 @@ def slow_steps(spec: CampaignSpec, table: EstimateTable) -> str | None:
     """
     from frontrunner.evaluators.analytic.accuracy_bounds import has_times
 
-    if spec.evaluator != "probe" or not table.fitting or not has_times(spec.problem):
+    if not spec.evaluator_kind.trains or not table.fitting or not has_times(spec.problem):
         return None
     step_s, probe = float(table.step_time_s[table.order[0]]), spec.probe
     steps = {"step_deadline_s": 1, "deadline_s": probe.least_steps}

@@ -253,7 +253,7 @@ class Driver:
         session, store, campaign = self._session, self._store, self._campaign
         trials, told = store.trials(campaign.id), store.final_outcomes(campaign.id)
         search = self._spec.search
-        if self._spec.evaluator == "table":  # its rows say what ran
+        if self._spec.evaluator_kind.looks_up:  # its rows say what ran
             search = replace(search, prune_infeasible=False)
         self._proposals: Proposals | Asked
         if self._asked:

@@ -15,15 +15,13 @@ from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.probe import DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import (
-    COMMAND,
-    DISPATCHED,
-    EVALUATORS,
+    EvaluatorKind,
     code_of,
     commands_of,
+    kind_of,
     require_evaluator_name,
 )
 from frontrunner.evaluators.tables import TableSettings
-from frontrunner.results.records import IMPORTED
 from frontrunner.search.strategy import SHORT_NAMES, STRATEGIES, TOKENS_ALONE, check_objectives
 from frontrunner.spaces.custom import AT_IMPORT
 from frontrunner.spaces.errors import (
@@ -226,26 +224,26 @@ class CampaignSpec:
                 raise bad_value("budget.cost", self.budget.cost, expected)
             if "tokens_per_cost" in search.objectives:
                 raise bad_value("search.objectives", list(search.objectives), expected)
-        if self.evaluator != IMPORTED:  # rows of a table, which nothing evaluates
-            require_evaluator_name(self.evaluator)
+        require_evaluator_name(self.evaluator)
         if (
             code := self.problem.software.code or code_of(self.evaluator, self.command)
         ) is not None:
             software = replace(self.problem.software, code=code)
             object.__setattr__(self, "problem", replace(self.problem, software=software))
-        trainer = self.command.trainer if self.evaluator == "command" else None
+        kind = self.evaluator_kind
+        trainer = self.command.trainer if kind.has_section else None
         if self.problem.trainer != trainer:
             object.__setattr__(self, "problem", replace(self.problem, trainer=trainer))
-        if self.evaluator == "table" and self.table.path is None:
+        if kind.looks_up and self.table.path is None:
             raise bad_value("table.path", None, 'the path of a CSV file, for evaluator = "table"')
-        if self.evaluator == "command" and not self.command.arguments:
+        if kind.has_section and not self.command.arguments:
             raise bad_value(
                 "command.arguments", None, 'a list of arguments, for evaluator = "command"'
             )
         self._check_baseline()
         self._check_custom()
         is_here = nodes == 1 and not dispatch.has_nodes
-        if parallel > 1 and backend != "cpu" and self.evaluator == "probe" and is_here:
+        if parallel > 1 and backend != "cpu" and kind.trains and is_here:
             raise bad_value(
                 "search.parallel_probes", parallel, f"1: probes would share the {backend} devices"
             )
@@ -261,12 +259,12 @@ class CampaignSpec:
         if dispatch.backend == "parsl" and dispatch.walltime_s < least_s:
             expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"
             raise bad_value("dispatch.walltime", dispatch.walltime, expected)
-        if dispatch.has_nodes and EVALUATORS.get(self.evaluator, COMMAND) not in DISPATCHED:
+        if dispatch.has_nodes and not self.evaluator_kind.uses_nodes:
             expected = (
                 'no section [dispatch] (--set dispatch={}), or evaluator = "probe" or "command"'
             )
             raise bad_value("dispatch.backend", dispatch.backend, expected)
-        if not dispatch.shares_files and EVALUATORS.get(self.evaluator, COMMAND) == COMMAND:
+        if not dispatch.shares_files and self.evaluator_kind.runs_commands:
             expected = "true with commands of other trainers, whose arguments name files"
             raise bad_value("dispatch.shared_files", dispatch.shared_files, expected)
         if not dispatch.has_nodes and nodes > 1 and self.command.start_per == "rank":
@@ -282,7 +280,7 @@ class CampaignSpec:
         """
         for name, knob in self.space.custom.items():
             owner = f"space.custom.{name}"
-            if self.evaluator == "probe" and knob.flag is not None:
+            if self.evaluator_kind.trains and knob.flag is not None:
                 hint = 'evaluator = "command" runs a trainer that takes arguments'
                 raise bad_value(
                     f"{owner}.flag",
@@ -290,7 +288,7 @@ class CampaignSpec:
                     "env: the built-in trainer takes no arguments",
                     hint=hint,
                 )
-            if self.evaluator == "probe" and AT_IMPORT.fullmatch(knob.env or ""):
+            if self.evaluator_kind.trains and AT_IMPORT.fullmatch(knob.env or ""):
                 expected = (
                     "a variable that is read later: ranks are forked from a process that has"
                     " imported torch"
@@ -313,7 +311,7 @@ class CampaignSpec:
             raise InvalidInput(
                 f"search.baseline: {baseline.describe()} is illegal for this problem: {reason}"
             )
-        if self.evaluator == "table":
+        if self.evaluator_kind.looks_up:
             raise InvalidInput(
                 "search.baseline: a campaign on a table measures what the table holds alone"
             )
@@ -332,9 +330,14 @@ class CampaignSpec:
         return Path(self.run_root) / self.name
 
     @property
+    def evaluator_kind(self) -> EvaluatorKind:
+        """Return what the evaluator does and accepts."""
+        return kind_of(self.evaluator)
+
+    @property
     def trainer(self) -> tuple[str, ...]:
         """The trainer's plug-in name or command; empty for frontrunner's own trainer."""
-        if self.evaluator == IMPORTED or EVALUATORS.get(self.evaluator, COMMAND) != COMMAND:
+        if not self.evaluator_kind.runs_commands:
             return ()
         return self.evaluator, *self.command.arguments
 
@@ -347,7 +350,7 @@ class CampaignSpec:
             from frontrunner.evaluators.external.command import expressible
 
             return expressible(found, replace(self, run_root="").probe_setup(), make)
-        if self.evaluator != "table":
+        if not self.evaluator_kind.looks_up:
             return found
         from frontrunner.evaluators.tables.lookup import rows_only
 

@@ -186,7 +186,8 @@ def _reusable_outcome(
     """
     then, recipe = known.provenance, known.recipe
     is_alike = (
-        spec.evaluator == there.evaluator == "probe"
+        spec.evaluator_kind.trains
+        and there.evaluator_kind.trains
         and then is not None
         and _is_same_environment(then, here)
         and now - datetime.fromisoformat(known.finished_at) <= RECENT
@@ -232,14 +233,14 @@ def _why_no_evidence(earlier: Earlier, spec: CampaignSpec) -> str | None:
     there, ours, figures = earlier.spec.problem, spec.problem, earlier.campaign.figures
     same_cluster = figures != "imported" and there.cluster.name == ours.cluster.name
     reasons = {
-        "simulated": figures == "simulated" and spec.evaluator != "simulated",
+        "simulated": figures == "simulated" and not spec.evaluator_kind.simulates,
         "of another trainer": figures == "measured" and earlier.spec.trainer != spec.trainer,
         # It holds other states in memory, and its step takes another time.
         "of another optimizer": (
             figures == "measured" and earlier.spec.probe.optimizer != spec.probe.optimizer
         ),
         # The same row would count again for each campaign that looked it up.
-        "looked up in a table": earlier.spec.evaluator == "table",
+        "looked up in a table": earlier.spec.evaluator_kind.looks_up,
         "of another device": _device(there) != _device(ours),
         "of another precision": there.precision != ours.precision,
         "of a model of another shape": not is_close(there.model, ours.model) and not same_cluster,

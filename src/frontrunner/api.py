@@ -63,7 +63,7 @@ def check_log(
     finished step.
     """
     spec = campaign_of(campaign).spec
-    if spec.evaluator != "command":
+    if not spec.evaluator_kind.has_section:
         raise bad_value("evaluator", spec.evaluator, '"command", whose probes read a log')
     return read_sample(spec.command, Path(log))
 
@@ -169,7 +169,7 @@ def measure(  # noqa: PLR0913 - what, where, and how it is watched
         record = found.campaign(campaign)
         setup.refuse_imported_campaign(record)
         spec = setup.stored_spec(record)
-        if spec.evaluator == "table":
+        if spec.evaluator_kind.looks_up:
             what = (
                 f"campaign {record.name} looks recipes up in a table: measuring one again finds the"
                 " same"

@@ -53,7 +53,6 @@ from frontrunner.results.records import IMPORTED
 from frontrunner.results.status import Appearance, Explanation
 from frontrunner.results.store import open_store
 from frontrunner.search.campaign_setup import (
-    is_dispatched,
     problem_summary,
     stored_spec,
 )
@@ -269,7 +268,7 @@ def _campaign_exported(path: Path, to: str) -> str:
         f"frontrunner campaign {spec.name}: {problem.model.name} on {problem.cluster.name}",
         f"written {now} by frontrunner {__version__}",
     )
-    cluster = problem.cluster if is_dispatched(spec) else None
+    cluster = problem.cluster if spec.evaluator_kind.uses_nodes else None
     return campaign_script(to, spec.name, cluster, spec.dispatch, path, header)
 
 

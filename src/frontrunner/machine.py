@@ -142,7 +142,7 @@ def fit_campaign(
         others: list[Evidence] = []
         if campaign is None:
             others = _on_the_same_machine(found, record, spec)
-    if spec.evaluator == "simulated":
+    if spec.evaluator_kind.simulates:
         raise InvalidInput(
             f"campaign {record.name} is simulated: it measured nothing that could be fitted to"
         )
@@ -310,7 +310,7 @@ def _needs(campaign: str | Path | None, store: str | None) -> Needs:
         scheduler=dispatch.scheduler if dispatch.backend == "parsl" else None,
         compiles=True in space.compile,
         disk_folder=Path(disk) if disk else None,
-        trainer=file.spec.command.trainer if file.spec.evaluator == "command" else None,
+        trainer=file.spec.command.trainer if file.spec.evaluator_kind.has_section else None,
         ray=_ray_source(file.spec),
     )
 

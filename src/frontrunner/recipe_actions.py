@@ -109,7 +109,7 @@ def find_recipe(
         explanation = show(recipe)
         spec, found = stored_spec(explanation.appearances[0].campaign), explanation.recipe
     problem = spec.problem
-    if spec.evaluator == "table":
+    if spec.evaluator_kind.looks_up:
         with suppress(InvalidInput):  # the table of a stored campaign may be gone
             problem = spec.survey().problem
     return problem, spec.probe, found
@@ -373,7 +373,7 @@ def plan_profile(
     probed = [
         found
         for found in explanation.appearances
-        if stored_spec(found.campaign).evaluator == "probe"
+        if stored_spec(found.campaign).evaluator_kind.trains
     ]
     if not probed:
         raise InvalidInput(

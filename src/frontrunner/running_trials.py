@@ -141,7 +141,7 @@ def _running(
 
 def why_unseen(campaign: Campaign, spec: CampaignSpec, folder: Path, began: datetime) -> str:
     """Return why the files of a probe that runs cannot be read here; empty where they can."""
-    if not (spec.evaluator == "probe" or spec.trainer):
+    if not (spec.evaluator_kind.trains or spec.trainer):
         return f"no step and no log: evaluator = {spec.evaluator!r} trains nothing"
     host = (campaign.driver or "").rpartition(":")[0]
     try:

@@ -98,7 +98,7 @@ def source_of(
         )
         raise InvalidInput(what, hint=BY_CAMPAIGN)
     spec = min(
-        own, key=lambda spec: (spec.evaluator == "simulated", spec.search.strategy in AROUND)
+        own, key=lambda spec: (spec.evaluator_kind.simulates, spec.search.strategy in AROUND)
     )
     if (
         spec.search.strategy == "scale"
@@ -218,7 +218,7 @@ def _around(
     """Return the campaign with a strategy that measures what is around the recipe; a table has no
     recipe to measure.
     """
-    if spec.evaluator == "table":
+    if spec.evaluator_kind.looks_up:
         what = (
             f"campaign {spec.name} looks recipes up in a table: nothing can be measured around one"
         )

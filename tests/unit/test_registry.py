@@ -121,7 +121,7 @@ def test_the_documented_example_is_this_file_and_works(install: Install, tmp_pat
 
 @pytest.mark.parametrize("path", EVALUATORS.values())
 def test_built_in_evaluators_are_where_the_registry_says(path: str) -> None:
-    module, name = path.split(":")
+    module, name = path.factory.split(":")
     assert callable(getattr(import_module(module), name))
 
 

@@ -121,7 +121,7 @@ def _entry(kind: str, path: Path) -> Entry:
         default_name=errors.FALLBACK_NAME,
         base=path.parent,
     )
-    if evaluator == "command":
+    if file.spec.evaluator_kind.has_section:
         file.spec.survey()
     sections = asdict(file.spec) | {"cluster": asdict(file.spec.problem.cluster)}
     if file.store.run_folder is not None:
