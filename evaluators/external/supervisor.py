@@ -14,8 +14,10 @@ two, as `command-1.log`:
                      once per rank, "stop_file": of a replay, null of a probe; once it is not empty
                      the command gets a SIGTERM}
     command.log      out: the lines that it printed to stdout and stderr, each after the second of
-    its arrival ended.json       out: {"status": exit code or minus the signal, "seconds": s,
-    "peak_resident_bytes": of one process}
+                     its arrival
+    ended.json       out: {"status": exit code or minus the signal, "seconds": s,
+                     "peak_resident_bytes": of one process, "left": the ids of processes that were
+                     killed and have not ended}
 
 The first line of its stdin is its `Place`, by which it fills the fields of `PLACE` in the arguments
 and variables.
@@ -40,6 +42,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from frontrunner.evaluators.external import CommandSettings
+from frontrunner.evaluators.probe.control_group import ControlGroup
 from frontrunner.evaluators.probe.files import write_json
 from frontrunner.evaluators.probe.heartbeat import RunHeartbeat
 from frontrunner.evaluators.probe.processes import (
@@ -175,6 +178,8 @@ class Supervised:
             self._process.wait(END_S)
         self._process.kill()
         self._process.wait()
+        if (group := ControlGroup.made_by(self._process.pid)) is not None:  # it was killed
+            group.remove()
         kill_tagged(RUN_TAG, run_tag(self._folder, self._node))
 
     def ending(self) -> dict[str, Any] | None:
@@ -254,9 +259,9 @@ def starts(
         )
 
 
-def run(folder: Path, place: Place, log: Log) -> int:
-    """Run the command of a folder to its end, and leave no process of it; return its first status
-    that is not 0.
+def run(folder: Path, place: Place, log: Log, group: ControlGroup | None) -> int:
+    """Run the command of a folder to its end, in a control group where there is one; return its
+    first status that is not 0.
     """
     order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
     processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -266,6 +271,7 @@ def run(folder: Path, place: Place, log: Log) -> int:
             process = start_child(
                 arguments,
                 parent_death=signal.SIGKILL,
+                group=group,
                 cwd=order["folder"],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -311,7 +317,6 @@ def run(folder: Path, place: Place, log: Log) -> int:
             failed_s and log.seconds - failed_s > PEER_GRACE_S and not stop.is_there
         ):  # the other ranks wait for it
             _end(processes.values())
-    kill_descendants(processes.values(), timeout_s=KILL_S)
     return status
 
 
@@ -347,7 +352,6 @@ def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, end_s - time.monotonic()))
         end_child(process, grace_s=0.0, group=True)
-    kill_descendants(processes, timeout_s=KILL_S)
 
 
 def main() -> None:
@@ -364,10 +368,21 @@ def main() -> None:
     table = json.loads(line)
     place = Place(**table | {"nodes": tuple(table["nodes"])})
     log = Log(folder / of_node(LOG, place.node))
-    status = run(folder, place, log)
+    group = ControlGroup.create()
+    status = run(folder, place, log, group)
+    if group is not None:
+        group.kill()
+    left = kill_descendants((), timeout_s=KILL_S)
+    if group is not None:
+        group.remove()
     log.close()
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    found = {"status": status, "seconds": log.seconds, "peak_resident_bytes": peak}
+    found = {
+        "status": status,
+        "seconds": log.seconds,
+        "peak_resident_bytes": peak,
+        "left": [process.pid for process in left],
+    }
     write_json(folder / of_node(ENDED, place.node), found)
 
 

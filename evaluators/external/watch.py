@@ -15,6 +15,7 @@ from frontrunner.evaluators.external import logs
 from frontrunner.evaluators.external.command import Command
 from frontrunner.evaluators.external.supervisor import (
     END_S,
+    KILL_S,
     LOG,
     NOT_STARTED,
     of_node,
@@ -260,6 +261,8 @@ class CommandWatch(Watch):
         return self._failure(FailureKind.TOO_FEW_STEPS, message)
 
     def _failure(self, kind: FailureKind, message: str) -> Failure:
+        if left := ", ".join(map(str, self.processes.stuck_pids)):
+            message += f"; killed, and not ended within {KILL_S:g} s: process {left}"
         return Failure(kind=kind, message=message, node_seconds=self.node_seconds)
 
     def _log_of(self, node: int) -> Path:

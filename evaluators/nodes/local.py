@@ -115,6 +115,7 @@ class LocalCommand(LocalProcesses):
         self._began_s = time.monotonic()
         self._took_s: float | None = None
         self._end_requested_s: float | None = None
+        self._left: list[int] = []
         self._port = reserved_port()
         place = Place(
             node=0,
@@ -135,6 +136,11 @@ class LocalCommand(LocalProcesses):
         """Return the time since the start, or what the command has taken."""
         return time.monotonic() - self._began_s if self._took_s is None else self._took_s
 
+    @property
+    def stuck_pids(self) -> list[int]:
+        """Return the ids of its processes that were killed and have not ended."""
+        return self._left
+
     def read(self) -> None:
         """Take note of its end; kill a supervisor that takes too long to end it."""
         if self.statuses:
@@ -144,6 +150,7 @@ class LocalCommand(LocalProcesses):
             ending = self._supervised.ending()
             self._took_s = self.seconds if ending is None else ending["seconds"]
             self.statuses[0] = -9 if ending is None else ending["status"]
+            self._left = [] if ending is None else ending["left"]
         elif self._end_requested_s is not None and (
             time.monotonic() - self._end_requested_s > END_S
         ):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import os
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from frontrunner.evaluators.probe.control_group import ControlGroup
 from frontrunner.results.process_identity import (
     machine_id,
     pid_namespace,
@@ -50,13 +50,23 @@ END_S = 20.0
 
 
 def start_child(
-    command: Sequence[str], *, parent_death: signal.Signals = signal.SIGTERM, **options: Any
+    command: Sequence[str],
+    *,
+    parent_death: signal.Signals = signal.SIGTERM,
+    group: ControlGroup | None = None,
+    **options: Any,
 ) -> subprocess.Popen[Any]:
-    """Start a process that gets the signal `parent_death` when this thread ends (Linux); `options`
-    are Popen's.
+    """Start a process that gets the signal `parent_death` when this thread ends (Linux), in a
+    control group; `options` are Popen's.
     """
-    dying = functools.partial(die_with_parent, os.getpid(), parent_death)
-    return subprocess.Popen(command, preexec_fn=dying, **options)  # noqa: PLW1509 - it makes two system calls
+    parent = os.getpid()
+
+    def prepare() -> None:
+        if group is not None:
+            group.join()
+        die_with_parent(parent, parent_death)
+
+    return subprocess.Popen(command, preexec_fn=prepare, **options)  # noqa: PLW1509 - it makes a few system calls
 
 
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGTERM) -> None:
@@ -126,13 +136,18 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def kill_descendants(known: Collection[subprocess.Popen[Any]], *, timeout_s: float) -> None:
+def kill_descendants(
+    known: Collection[subprocess.Popen[Any]], *, timeout_s: float
+) -> list[psutil.Process]:
     """Kill every descendant of this process and reap those that are its children; `known` keep
-    their exit status.
+    their exit status. Return those that are left after `timeout_s`.
+
+    All are stopped before the first is killed: one that starts its successor and ends, again and
+    again, would not be there any more when it is its turn.
     """
     deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
-        left = running(psutil.Process().children(recursive=True))
+    while True:
+        left = _stopped_descendants(deadline_s)
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -141,8 +156,41 @@ def kill_descendants(known: Collection[subprocess.Popen[Any]], *, timeout_s: flo
         with contextlib.suppress(ChildProcessError):
             while None not in statuses and os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if not left:
-            return
+        if not left or time.monotonic() > deadline_s:
+            return running(left)
+
+
+def _stopped_descendants(deadline_s: float) -> list[psutil.Process]:
+    """Stop every descendant of this process as it is found, until a look finds no further one."""
+    stopped: set[int] = set()
+    while True:
+        before = len(stopped)
+        for pid in _descendants(os.getpid()):
+            if pid not in stopped:
+                stopped.add(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+        if len(stopped) == before or time.monotonic() > deadline_s:
+            break
+    found = []
+    for pid in stopped:
+        with contextlib.suppress(psutil.Error):
+            found.append(psutil.Process(pid))
+    return running(found)
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Yield the ids of a process's descendants, each as soon as it is seen: they may not last."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        lists = [(task / "children").read_text(encoding="ascii").split() for task in tasks]
+    except OSError:  # it has ended, or the kernel has no such lists
+        if pid == os.getpid():
+            yield from (child.pid for child in psutil.Process().children(recursive=True))
+        return
+    for child in (int(word) for words in lists for word in words):
+        yield child
+        yield from _descendants(child)
 
 
 def running(processes: Sequence[psutil.Process]) -> list[psutil.Process]:

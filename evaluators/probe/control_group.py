@@ -1,0 +1,85 @@
+"""A control group for what a command starts, which no process leaves by itself (cgroup v2)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+PREFIX = "frontrunner-"
+REMOVE_S = 1.0
+
+
+class ControlGroup:
+    """A group below this process's own, with the number of the process that made it in its name."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @classmethod
+    def create(cls) -> ControlGroup | None:
+        """Make a group; return None where this process may not, or the kernel cannot kill one."""
+        path = _path_of(os.getpid())
+        if path is None:
+            return None
+        _remove_empty(path.parent)
+        with contextlib.suppress(OSError):
+            path.mkdir()
+            if (path / "cgroup.kill").exists():  # since Linux 5.14
+                return cls(path)
+            path.rmdir()
+        return None
+
+    @classmethod
+    def made_by(cls, pid: int) -> ControlGroup | None:
+        """Return the group that a process has left behind, or None."""
+        path = _path_of(pid)
+        return cls(path) if path is not None and path.is_dir() else None
+
+    def join(self) -> None:
+        """Move this process into the group; called between fork and exec."""
+        with contextlib.suppress(OSError):  # it is ended as any other descendant then
+            (self._path / "cgroup.procs").write_bytes(b"0")
+
+    def kill(self) -> None:
+        """Kill every process in the group, at once."""
+        with contextlib.suppress(OSError):
+            (self._path / "cgroup.kill").write_bytes(b"1")
+
+    def remove(self) -> None:
+        """Kill what is left, and remove the group once nothing is."""
+        end_s = time.monotonic() + REMOVE_S
+        while self._path.is_dir() and time.monotonic() < end_s:
+            self.kill()
+            with contextlib.suppress(OSError):  # a killed process has not ended yet
+                self._path.rmdir()
+                return
+            time.sleep(REMOVE_S / 100)
+
+
+def _remove_empty(parent: Path) -> None:
+    """Remove the groups of processes that were killed, in which nothing runs any more."""
+    with contextlib.suppress(OSError):
+        for path in parent.glob(f"{PREFIX}*"):
+            if not Path("/proc", path.name.removeprefix(PREFIX)).exists():
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+
+
+def _path_of(pid: int) -> Path | None:
+    """Return where the group of a process is or would be; None without a unified hierarchy."""
+    try:
+        own = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    inside = next((line.removeprefix("0::") for line in own if line.startswith("0::")), None)
+    for mount in mounts:
+        left, _, right = mount.partition(" - ")
+        if inside is not None and right.startswith("cgroup2 "):
+            root, point = left.split()[3:5]
+            if root == "/" or Path(inside).is_relative_to(root):
+                below = Path(inside).relative_to(root) if root != "/" else Path(inside.lstrip("/"))
+                return Path(point) / below / f"{PREFIX}{pid}"
+    return None
