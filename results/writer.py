@@ -374,7 +374,7 @@ def insert_outcome(connection: Connection, attempt_id: int, outcome: Outcome) ->
             insert(EndingRow).values(attempt_id=attempt_id, ended=outcome.ended.value)
         )
     if isinstance(outcome, Measurement) and outcome.telemetry is not None:
-        text = canonical_json(asdict(outcome.telemetry))
+        text = canonical_json(vars(outcome.telemetry))
         connection.execute(insert(TelemetryRow).values(attempt_id=attempt_id, telemetry_json=text))
 
 
@@ -391,7 +391,7 @@ def rewrite_stats(connection: Connection, trial_id: int) -> None:
         "trial_id": trial_id,
         "campaign_id": trial.campaign_id,
         "recipe_id": trial.recipe_id,
-        **asdict(stats),
+        **vars(stats),
     }
     columns["peak_memory_bytes_max_rank"] = stats.peak_memory_bytes_max_rank or 0
     connection.execute(insert(StandingRow).values(**columns))
