@@ -251,7 +251,7 @@ class Driver:
         stays ended.
         """
         session, store, campaign = self._session, self._store, self._campaign
-        trials, told = store.trials(campaign.id), store.final_outcomes(campaign.id)
+        trials, told = store.trials(campaign.id), list(session.outcomes.told())
         search = self._spec.search
         if self._spec.evaluator == "table":  # its rows say what ran
             search = replace(search, prune_infeasible=False)
@@ -263,6 +263,7 @@ class Driver:
                 search=search,
                 survey=self._survey,
                 told=told,
+                known=session.outcomes,
                 notice=session.notice,
                 evidence=self._prior.evidence,
             )

@@ -402,6 +402,12 @@ class TestTrials(StoreContract):
         writer.start_attempt(repeated(writer, store, campaign), run_folder="5")
         told = [outcome for _, outcome in store.final_outcomes(campaign.id)]
         assert told == [measurement(0.5), failure(FailureKind.OUT_OF_MEMORY), measurement(0.7)]
+        trial = store.trials(campaign.id)[0]
+        for found in (
+            store.trial_measurements(campaign.id, number=1),
+            store.trial_measurements(campaign.id, recipe_id=trial.recipe_id),
+        ):
+            assert found == (trial, [measurement(0.5), measurement(0.7)])
         (row,) = best(store, None)
         assert (row.standing.repeats, row.standing.step_time_s_median) == (2, pytest.approx(0.6))
         assert store.campaign(None).outcomes == 3
