@@ -10,8 +10,8 @@ The campaign is `random` over simulated probes of 1,024 devices. Each line is on
     memory_mib   what the process holds in memory at its end
     store_mib    the store's file and its log at its end
 
-`kib_held_per_trial` is how fast memory grows from the first 1,000 trials on, `kb_stored_per_trial`
-is the store's growth. `--profile` prints the functions that take most of the processor time.
+`kib_held_per_trial` and `kb_stored_per_trial` are how fast memory and the store grow from the first
+1,000 trials on. `--profile` prints the functions that take most of the processor time.
 `--trace` prints the lines of code whose objects are still held at the end; it slows the campaign
 down several times, so its times mean nothing.
 """
@@ -105,6 +105,8 @@ class Marks(Listener):
             store_bytes=self._store.stat().st_size + beside.stat().st_size,
         )
         self.found.append(mark)
+        for row in stretches(self.found[-2:]):
+            print(json.dumps(row), flush=True)
 
 
 def resident_bytes() -> int:
@@ -188,12 +190,12 @@ def summary(marks: list[Mark]) -> dict[str, float]:
         "cpu_ms_per_trial": round(1000 * (last.cpu_s - first.cpu_s) / trials, 2),
         "simulated_ms_per_trial": round(1000 * (last.simulated_s - first.simulated_s) / trials, 2),
         "wall_ms_per_trial": round(1000 * (last.wall_s - first.wall_s) / trials, 2),
-        "kb_stored_per_trial": round((last.store_bytes - first.store_bytes) / trials / 1000, 2),
     }
     warm = next((mark for mark in marks if mark.trials >= WARMED_UP), last)
-    if last.trials > warm.trials:
-        grown = (last.memory_bytes - warm.memory_bytes) / (last.trials - warm.trials)
-        found["kib_held_per_trial"] = round(grown / 1024, 3)
+    if (later := last.trials - warm.trials) > 0:
+        held, stored = last.memory_bytes - warm.memory_bytes, last.store_bytes - warm.store_bytes
+        found["kib_held_per_trial"] = round(held / later / 1024, 3)
+        found["kb_stored_per_trial"] = round(stored / later / 1000, 2)
     return found
 
 
@@ -228,8 +230,6 @@ def main() -> None:
         for line in tracemalloc.take_snapshot().statistics("lineno")[:TOP]:
             print(line)
     found = {"stretches": stretches(marks.found), "summary": summary(marks.found)}
-    for row in found["stretches"]:
-        print(json.dumps(row))
     print(json.dumps(found["summary"], indent=1))
     if chosen.json:
         everything = found | {"marks": [asdict(mark) for mark in marks.found]}

@@ -96,7 +96,6 @@ TRIAL_OF_RECIPE = select(TRIALS).where(
 TRIAL_OF_NUMBER = select(TRIALS.c.id).where(
     TRIALS.c.campaign_id == bindparam("campaign"), TRIALS.c.number == bindparam("trial_number")
 )
-TRIAL = select(TRIALS.c.campaign_id, TRIALS.c.recipe_id).where(TRIALS.c.id == bindparam("trial"))
 INSERT_TRIAL = insert(TRIALS).returning(TRIALS.c.id, TRIALS.c.number)
 INSERT_NEXT_TRIAL = INSERT_TRIAL.values(
     number=select(func.coalesce(func.max(TRIALS.c.number), 0) + 1)
@@ -116,6 +115,12 @@ INSERT_ATTEMPT = (
         .scalar_subquery()
     )
     .returning(ATTEMPTS)
+)
+INSERT_STANDING = insert(STANDINGS).values(
+    {
+        name: select(TRIALS.c[name]).where(TRIALS.c.id == bindparam("trial")).scalar_subquery()
+        for name in ("campaign_id", "recipe_id")
+    }
 )
 FINISH_ATTEMPT = (
     update(ATTEMPTS)
@@ -475,12 +480,6 @@ def rewrite_stats(connection: Connection, trial_id: int) -> None:
 
 
 def _insert_stats(connection: Connection, trial_id: int, stats: RecipeStats) -> None:
-    trial = connection.execute(TRIAL, {"trial": trial_id}).one()
-    columns = {
-        "trial_id": trial_id,
-        "campaign_id": trial.campaign_id,
-        "recipe_id": trial.recipe_id,
-        **vars(stats),
-    }
+    columns = {"trial": trial_id, "trial_id": trial_id, **vars(stats)}
     columns["peak_memory_bytes_max_rank"] = stats.peak_memory_bytes_max_rank or 0
-    connection.execute(insert(STANDINGS), columns)
+    connection.execute(INSERT_STANDING, columns)

@@ -6,7 +6,7 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -68,12 +68,14 @@ class View:
     _rates: array[float] = field(default_factory=lambda: array("d"))
     _was_measured: bytearray = field(default_factory=bytearray)
 
-    def count(self, ended: Ended) -> None:
-        """Take in an outcome."""
+    def count(self, ended: Ended, pooled: Measurement | None = None) -> None:
+        """Take in an outcome; `pooled` is what the trial's measurements pool to, where it is at
+        hand.
+        """
         self.last.append(ended)
         outcome, number = ended.outcome, ended.number
         if isinstance(outcome, Measurement):
-            self._count_measurement(ended)
+            self._count_measurement(ended, pooled)
         elif not ended.will_retry:
             self.failures[outcome.kind] = self.failures.get(outcome.kind, 0) + 1
             if outcome.policy.counts_against_recipe and self.has_measured(number):
@@ -81,12 +83,14 @@ class View:
                 self.measured -= 1
                 self._find_best()
 
-    def _count_measurement(self, ended: Ended) -> None:
+    def _count_measurement(self, ended: Ended, pooled: Measurement | None) -> None:
         number = ended.number
         missing = number + 1 - len(self._rates)
         self._rates.extend([math.nan] * missing)
         self._was_measured.extend(bytes(max(0, missing)))
-        if self._was_measured[number]:
+        if pooled is not None:
+            ended = replace(ended, outcome=pooled)
+        elif self._was_measured[number]:
             ended = self.pooled(number)
         self._was_measured[number] = True
         if not self.has_measured(number):

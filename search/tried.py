@@ -41,6 +41,7 @@ class TriedRecipes:
         self._legal = legal
         self._others: dict[Recipe, int] = {}
         self._columns = {name: np.zeros(len(legal), kind) for name, kind in COLUMNS.items()}
+        self._rough = 0  # recipes that were measured, but not in full
         self._row = lru_cache(ROWS_KEPT)(self._find_row)
 
     def _find_row(self, recipe: Recipe) -> int:
@@ -99,11 +100,13 @@ class TriedRecipes:
     def measured(self, recipe: Recipe, counting: Sequence[Measurement], divisor: float) -> None:
         """Note the measurements of a recipe that count; `divisor` is that of `cost_of`."""
         cost = cost_of(counting, divisor)
+        is_full = any(one.is_full for one in counting)
+        self._rough += int(not is_full) - int(self._is_rough(recipe))
         self._set(
             recipe,
             measurements=len(counting),
             is_disturbed=all(one.is_disturbed for one in counting),
-            is_full=any(one.is_full for one in counting),
+            is_full=is_full,
             cost=cost.value,
             least_cost=cost.least,
             most_cost=cost.most,
@@ -111,15 +114,19 @@ class TriedRecipes:
 
     def failed(self, recipe: Recipe) -> None:
         """Note that a recipe failed: its measurements no longer count."""
+        self._rough -= int(self._is_rough(recipe))
         self._set(recipe, measurements=0, is_disturbed=False, is_full=False)
+
+    def _is_rough(self, recipe: Recipe) -> bool:
+        return self.measurements(recipe) > 0 and not self._get(recipe, "is_full")
 
     def unconfirmed_leaders(self) -> list[Recipe]:
         """Return the leading recipes that lack a full measurement and may still get one."""
+        if self._rough == 0:
+            return []
         columns = self._columns
         rows = np.flatnonzero(columns["measurements"])
         is_full = columns["is_full"][rows]
-        if is_full.all():
-            return []
         costs = Cost(*(columns[name][rows] for name in ("cost", "least_cost", "most_cost")))
         leaders = rows[unconfirmed_leaders(costs, is_full)]
         found = [self.recipe(row) for row in leaders.tolist()]

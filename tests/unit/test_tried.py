@@ -55,6 +55,10 @@ def test_leaders_without_a_full_measurement_are_named_until_they_are_confirmed()
     tried.allow_repeat(SECOND, allowed=False)
     assert tried.unconfirmed_leaders() == []
     tried.allow_repeat(SECOND, allowed=True)
+    tried.failed(SECOND)
+    assert tried.unconfirmed_leaders() == []
+    tried.measured(SECOND, [CUT, CUT], 1.0)
+    assert tried.unconfirmed_leaders() == [SECOND]
     tried.confirm(SECOND)
     assert tried.unconfirmed_leaders() == []
 
