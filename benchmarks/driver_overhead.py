@@ -81,7 +81,7 @@ class Marks(Listener):
     def __init__(self, store: Path, trials: int) -> None:
         self._store = store
         self._due = {*(mark for mark in MARKS if mark <= trials), trials}
-        self._ended = 0
+        self.ended_probes = 0
         self.found: list[Mark] = []
 
     def began(self, view: View) -> None:  # noqa: ARG002 - a listener's signature
@@ -90,14 +90,14 @@ class Marks(Listener):
 
     def probe_ended(self, view: View, ended: Ended) -> None:  # noqa: ARG002
         """Count the outcome, and look at the process if it is one of the marks."""
-        self._ended += 1
-        if self._ended in self._due:
+        self.ended_probes += 1
+        if self.ended_probes in self._due:
             self._look()
 
     def _look(self) -> None:
         beside = self._store.with_name(f"{self._store.name}-wal")
         mark = Mark(
-            trials=self._ended,
+            trials=self.ended_probes,
             cpu_s=time.process_time(),
             simulated_s=TimedSimulation.spent_s,
             wall_s=time.perf_counter(),
@@ -116,7 +116,7 @@ def resident_bytes() -> int:
 
 
 def campaign(trials: int, nodes: int, strategy: str) -> CampaignSpec:
-    """A space of 127,152 legal recipes on 128 simulated nodes of eight devices."""
+    """A space of 209,088 legal recipes on 128 simulated nodes; 133,555 of them may fit."""
     model = Model(
         name="bench",
         layers=96,
@@ -149,7 +149,7 @@ def campaign(trials: int, nodes: int, strategy: str) -> CampaignSpec:
             pipeline_parallel=(1, 2, 4, 8, 16, 32),
             micro_batch_seqs=(1, 2, 4, 8),
             accumulation=(1, 2, 4, 8, 16, 32, 64, 128),
-            loss_chunks=(1, 2, 4, 8),
+            loss_chunks=(1, 2, 4, 8, 16, 32),
             rank_order=("tp-dp-pp", "tp-pp-dp"),
             schedule=("1f1b", "gpipe"),
             sharding=("none", "zero-1", "zero-2", "zero-3"),
@@ -225,6 +225,11 @@ def main() -> None:
         if profiler is not None:
             profiler.disable()
             pstats.Stats(profiler).sort_stats("cumulative").print_stats(TOP)
+    if marks.ended_probes < chosen.trials:
+        raise SystemExit(
+            f"the campaign ended after {marks.ended_probes:,} trials, not {chosen.trials:,}: its"
+            " space has no more recipes; name fewer --trials"
+        )
     if chosen.trace:
         gc.collect()
         for line in tracemalloc.take_snapshot().statistics("lineno")[:TOP]:
