@@ -131,18 +131,16 @@ def _doubled(
 
 
 def _misattributed(store: Store, spec: CampaignSpec, campaign_id: int) -> Iterator[Fault]:
-    """A simulated outcome is the very one of its recipe, a measured one has the ranks and tokens of
-    its recipe.
+    """A simulated outcome is the very one of its recipe, a measured one has the stages and tokens
+    of its recipe.
     """
     for recipe, outcome in store.final_outcomes(campaign_id):
         if spec.evaluator == "simulated":
             belongs = outcome == simulate(recipe, spec.probe_setup())
         elif isinstance(outcome, Measurement):
             tokens = recipe.global_batch_seqs * spec.problem.sequence_length
-            belongs = (
-                outcome.tokens_per_step == tokens
-                and len(outcome.peak_memory_bytes) == recipe.devices
-            )
+            stages = len(outcome.peak_memory_bytes)
+            belongs = outcome.tokens_per_step == tokens and stages == recipe.pipeline_parallel
         else:
             belongs = True
         if not belongs:

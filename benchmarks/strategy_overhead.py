@@ -2,8 +2,10 @@
 told before.
 
     python benchmarks/strategy_overhead.py [--json OUT] [--only guided --told 5000]
+    python benchmarks/strategy_overhead.py --memory [--only guided]
     python benchmarks/strategy_overhead.py --large-space
 
+With --memory it prints how many bytes each strategy keeps of an outcome that it is told.
 Every third outcome is an out-of-memory failure. With --large-space the space has 17.7 million
 points, and its survey, its plan, and the start and first proposals of strategies are timed, with
 the most memory so far. Compare figures of one run with one another: they depend on the machine and
@@ -13,10 +15,13 @@ on what else it does.
 from __future__ import annotations
 
 import argparse
+import gc
+import itertools
 import json
 import resource
 import statistics
 import time
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +41,8 @@ LISTED = ("random", "exhaustive")
 GUIDED = ("guided", "deephyper", "optuna-tpe", "optuna-nsga2", "optuna-gp")
 TRIALS_TIMED = {"random": 2000, "exhaustive": 2000, "optuna-gp": 3}
 TRIALS_TIMED_OTHERWISE = 20
+MEMORY_MARKS = (1000, 3000)
+"""Outcomes told before memory is looked at, at the beginning and at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +155,23 @@ def cost(name: str, survey: Survey, told_before: int) -> Cost:
     )
 
 
+def bytes_kept(name: str, survey: Survey) -> float:
+    """Return how many bytes a strategy keeps of each outcome, from the first to the last mark."""
+    strategy = make_strategy(name, survey, seed=0)
+    recipes = iter(make_strategy("random", survey, seed=1).ask(MEMORY_MARKS[-1]))
+    held = []
+    tracemalloc.start()
+    for before, mark in itertools.pairwise((0, *MEMORY_MARKS)):
+        for place in range(before, mark):
+            recipe = next(recipes)
+            strategy.tell(told(recipe) if place % 3 else failed(recipe))
+        strategy.ask(1)
+        gc.collect()
+        held.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    return (held[-1] - held[0]) / (MEMORY_MARKS[-1] - MEMORY_MARKS[0])
+
+
 def largest_space() -> tuple[Problem, Space]:
     """A problem on 1,024 devices, and a space of 17.7 million points."""
     model = Model(
@@ -229,7 +253,15 @@ def main() -> None:
         "--told", type=int, action="append", metavar="N", help="with --only: outcomes told before"
     )
     parser.add_argument("--large-space", action="store_true", help="time a very large space")
+    parser.add_argument(
+        "--memory", action="store_true", help="bytes that strategies keep of an outcome"
+    )
     given = parser.parse_args()
+    if given.memory:
+        survey = large_survey()
+        for name in [given.only] if given.only else (*LISTED, *GUIDED):
+            print(f"{name:14}{bytes_kept(name, survey):>8,.0f} bytes an outcome", flush=True)
+        return
     if given.large_space:
         time_largest_space()
         return

@@ -106,7 +106,9 @@ def _identity(recipe_id: str, outcome: Outcome) -> tuple[str, str]:
     names its row.
     """
     if isinstance(outcome, Measurement):
-        return recipe_id, canonical_json([outcome.step_times_s, outcome.peak_memory_bytes])
+        # Earlier versions stored the peak once for each rank.
+        peak = outcome.peak_memory_bytes_max_rank
+        return recipe_id, canonical_json([outcome.step_times_s, peak])
     return recipe_id, outcome.kind.value
 
 

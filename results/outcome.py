@@ -89,10 +89,12 @@ class Telemetry:
     unknown.
 
     `idle_memory_bytes` is what a rank on a CPU has resident whatever its recipe: interpreter,
-    libraries, mapped files. Retries are the allocator's after the warm-up: it gave cached memory
-    back and waited for the device. Clock, power and temperature are the worst of two readings,
-    after the warm-up and at the end; `slowed_by` names what held the clock down then, "" is
-    nothing. `cpus` are the processors that a rank may use, `attention` is its kernel, and
+    libraries, mapped files. `memory_above_idle_bytes_max_rank` is the largest difference of a
+    rank's peak and this; measurements of earlier versions lack it. Retries are the allocator's
+    after the warm-up: it gave cached memory back and waited for the device. Clock, power and
+    temperature are the worst of two readings, after the warm-up and at the end; `slowed_by` names
+    what held the clock down then, "" is nothing. `cpus` are the processors that a rank may use,
+    `attention` is its kernel, and
     `allocator_settings` are those in force, "" where all are torch's defaults.
 
     From the last step of the warm-up on, processes of others ran for `foreign_cores` seconds per
@@ -107,6 +109,7 @@ class Telemetry:
     """
 
     idle_memory_bytes: tuple[int, ...] | None = None
+    memory_above_idle_bytes_max_rank: int | None = None
     build_peak_memory_bytes: tuple[int, ...] | None = None
     allocator_retries: tuple[int, ...] | None = None
     allocator_settings: tuple[str, ...] | None = None
@@ -202,9 +205,12 @@ class Measurement:
     Rates follow from the median step. TFLOPS are 1e12 floating-point operations per second and
     device; model FLOPs leave recompute out, hardware FLOPs count it (formulas in
     `frontrunner.spaces.model`). `mfu` is model FLOPs over the device's peak, None without a stated
-    peak. `peak_memory_bytes` has one entry per rank: the allocator's peak on accelerators, the
-    resident set's on CPU; imported ones have one in all, 0 if not stated. `losses` has one entry
-    per step, warm-up included.
+    peak. `losses` has one entry per step, warm-up included.
+
+    `peak_memory_bytes` has the peak of the fullest rank of each pipeline stage, the first stage
+    first: the allocator's peak on accelerators, the resident set's on CPU. It has a single entry,
+    that of the fullest rank of all, where no more is known, and 0 where nothing is. Measurements of
+    earlier versions have one entry per rank.
     """
 
     step_times_s: tuple[float, ...]
@@ -258,12 +264,13 @@ class Measurement:
         """Most memory that a rank had beyond `idle_memory_bytes`, which ratios of recipes compare;
         None if unknown.
         """
-        idle = self.telemetry and self.telemetry.idle_memory_bytes
-        if not idle or len(idle) != len(self.peak_memory_bytes):
+        if self.telemetry is None:
             return None
-        return max(
-            0, *(peak - base for peak, base in zip(self.peak_memory_bytes, idle, strict=True))
-        )
+        recorded = self.telemetry.memory_above_idle_bytes_max_rank
+        if recorded is not None:
+            return recorded
+        # An earlier version stored the peak of each rank.
+        return memory_above_idle(self.peak_memory_bytes, self.telemetry.idle_memory_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,28 +294,39 @@ class Failure:
 Outcome = Measurement | Failure
 
 
+def memory_above_idle(
+    peak_memory_bytes: Sequence[int], idle_memory_bytes: Sequence[int] | None
+) -> int | None:
+    """Return the largest difference of a rank's peak and its idle memory, at least 0.
+
+    None where the idle memory is unknown, or the peak of each rank is.
+    """
+    if not idle_memory_bytes or len(idle_memory_bytes) != len(peak_memory_bytes):
+        return None
+    pairs = zip(peak_memory_bytes, idle_memory_bytes, strict=True)
+    return max(0, *(peak - idle for peak, idle in pairs))
+
+
 def implausibility(
     measurement: Measurement,
     reached_flops: float,
     peak_flops: float | None,
-    *,
-    memory_is_known: bool = True,
+    peaks_of_ranks: Sequence[int] | None,
 ) -> str | None:
     """Return why the numbers cannot be true, None if they can.
 
-    `reached_flops` is the least that a device executed in a second, `peak_flops` the most that it
-    can.
+    Args:
+        measurement: the measurement with its steps.
+        reached_flops: the least that a device executed in a second.
+        peak_flops: the most that a device can execute in a second, None where it is not stated.
+        peaks_of_ranks: peak memory of each rank in bytes, None where it is not known.
     """
     if not measurement.step_times_s or not all(
         math.isfinite(t) and t > 0 for t in measurement.step_times_s
     ):
         return f"step times {list(measurement.step_times_s)} s are not all positive"
-    if memory_is_known and (
-        not measurement.peak_memory_bytes or min(measurement.peak_memory_bytes) <= 0
-    ):
-        return (
-            f"peak memory {list(measurement.peak_memory_bytes)} bytes is not positive on every rank"
-        )
+    if peaks_of_ranks is not None and (not peaks_of_ranks or min(peaks_of_ranks) <= 0):
+        return f"peak memory {list(peaks_of_ranks)} bytes is not positive on every rank"
     if peak_flops is not None and reached_flops > peak_flops:
         return (
             f"{reached_flops / 1e12:.4g} TFLOPS a device is above the device's peak of"
@@ -415,7 +433,7 @@ def refuse_unrankable(outcome: Outcome) -> None:
             outcome.peak_memory_bytes and outcome.step_times_s and min(outcome.step_times_s) > 0
         ):
             raise ValueError(
-                f"expected positive step times and the memory of at least one rank, not {outcome}"
+                f"expected positive step times and at least one peak of memory, not {outcome}"
             )
         names += ("step_times_s", *RATES)
     for name in names:

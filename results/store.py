@@ -406,6 +406,20 @@ class Store:
         return [(one.trial.recipe, one.outcome) for one in found if one.attempt.id in count]
 
     @repeatable
+    def trial_measurements(
+        self, campaign_id: int, *, number: int | None = None, recipe_id: str | None = None
+    ) -> tuple[Trial, Sequence[Measurement]]:
+        """Return the trial of this number or this recipe, and its measurements that count, oldest
+        first.
+        """
+        is_it = TrialRow.recipe_id == recipe_id if number is None else TrialRow.number == number
+        with self.database.read() as connection:
+            [trial] = values(connection, Trial, TrialRow.campaign_id == campaign_id, is_it)
+            found = finished_attempts(connection, AttemptRow.trial_id == trial.id)
+        measured = [one.outcome for one in found if isinstance(one.outcome, Measurement)]
+        return trial, undisturbed(measured)
+
+    @repeatable
     def open_attempts(self, campaign_id: int) -> list[Attempt]:
         """Return the attempts recorded as running, oldest first: after a crash, those to
         harvest.

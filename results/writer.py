@@ -16,12 +16,19 @@ from datetime import datetime
 from functools import wraps
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from frontrunner.results.database import RECONNECT_S, ConnectionLost, Database
 from frontrunner.results.lease import RELEASED, until
 from frontrunner.results.nodes import AttemptNodes
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, pool
+from frontrunner.results.outcome import (
+    Failure,
+    FailureKind,
+    Measurement,
+    Outcome,
+    RecipeStats,
+    pool,
+)
 from frontrunner.results.provenance import Provenance
 from frontrunner.results.records import Attempt, Lease, Trial, timestamp
 from frontrunner.results.redaction import without_secrets
@@ -34,6 +41,7 @@ from frontrunner.results.rows import (
 )
 from frontrunner.results.schema import (
     AttemptRow,
+    Base,
     CampaignRow,
     EndingRow,
     EventRow,
@@ -57,6 +65,72 @@ from frontrunner.spaces.recipe import Recipe
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Callable[..., Any])
+
+CAMPAIGNS = Base.metadata.tables[CampaignRow.__tablename__]
+TRIALS = Base.metadata.tables[TrialRow.__tablename__]
+ATTEMPTS = Base.metadata.tables[AttemptRow.__tablename__]
+STANDINGS = Base.metadata.tables[StandingRow.__tablename__]
+
+# The statements of each trial are made once: to make one takes longer than to run it.
+UPDATE_UNDER_LEASE = (
+    update(CAMPAIGNS)
+    .where(
+        CAMPAIGNS.c.id == bindparam("campaign"),
+        CAMPAIGNS.c.epoch == bindparam("current_epoch"),
+        CAMPAIGNS.c.lease_until.is_not(None),
+    )
+    .values(updated_at=bindparam("now"))
+)
+CHARGE_CAMPAIGN = (
+    update(CAMPAIGNS)
+    .where(CAMPAIGNS.c.id == bindparam("campaign"))
+    .values(
+        node_seconds_spent=CAMPAIGNS.c.node_seconds_spent + bindparam("node_seconds"),
+        outcomes=CAMPAIGNS.c.outcomes + bindparam("final_outcomes"),
+    )
+    .returning(CAMPAIGNS.c.outcomes)
+)
+TRIAL_OF_RECIPE = select(TRIALS).where(
+    TRIALS.c.campaign_id == bindparam("campaign"), TRIALS.c.recipe_id == bindparam("recipe")
+)
+TRIAL_OF_NUMBER = select(TRIALS.c.id).where(
+    TRIALS.c.campaign_id == bindparam("campaign"), TRIALS.c.number == bindparam("trial_number")
+)
+INSERT_TRIAL = insert(TRIALS).returning(TRIALS.c.id, TRIALS.c.number)
+INSERT_NEXT_TRIAL = INSERT_TRIAL.values(
+    number=select(func.coalesce(func.max(TRIALS.c.number), 0) + 1)
+    .where(TRIALS.c.campaign_id == bindparam("campaign"))
+    .scalar_subquery()
+)
+MOVE_TRIAL = (
+    update(TRIALS)
+    .where(TRIALS.c.id == bindparam("trial"), TRIALS.c.state == bindparam("state_before"))
+    .values(state=bindparam("state_after"), outcome_number=bindparam("number_of_outcome"))
+)
+INSERT_ATTEMPT = (
+    insert(ATTEMPTS)
+    .values(
+        number=select(func.coalesce(func.max(ATTEMPTS.c.number), 0) + 1)
+        .where(ATTEMPTS.c.trial_id == bindparam("trial"))
+        .scalar_subquery()
+    )
+    .returning(ATTEMPTS)
+)
+INSERT_STANDING = insert(STANDINGS).values(
+    {
+        name: select(TRIALS.c[name]).where(TRIALS.c.id == bindparam("trial")).scalar_subquery()
+        for name in ("campaign_id", "recipe_id")
+    }
+)
+FINISH_ATTEMPT = (
+    update(ATTEMPTS)
+    .where(
+        ATTEMPTS.c.id == bindparam("attempt"),
+        ATTEMPTS.c.campaign_id == bindparam("campaign"),
+        ATTEMPTS.c.state == AttemptState.RUNNING,
+    )
+    .values(state=bindparam("state_after"), finished_at=bindparam("ended_at"))
+)
 
 
 def atomic(method: M) -> M:
@@ -124,12 +198,15 @@ class CampaignWriter:
         current one.
         """
         self._now = self._database.now(connection)
-        lease, mine = self._lease, CampaignRow.id == self._lease.campaign_id
-        current = (mine, CampaignRow.epoch == lease.epoch, CampaignRow.lease_until.is_not(None))
-        changed = connection.execute(
-            update(CampaignRow).where(*current).values(updated_at=timestamp(self._now))
-        )
+        lease = self._lease
+        current = {
+            "campaign": lease.campaign_id,
+            "current_epoch": lease.epoch,
+            "now": timestamp(self._now),
+        }
+        changed = connection.execute(UPDATE_UNDER_LEASE, current)
         if changed.rowcount == 0:
+            mine = CampaignRow.id == lease.campaign_id
             row = connection.execute(select(CampaignRow).where(mine)).first()
             name, holder = lease.campaign_name, f"{lease.host}:{lease.pid}"
             if row is None:
@@ -198,25 +275,33 @@ class CampaignWriter:
         """Return the campaign's trial of this recipe: a new one in state `queued`, or the one that
         exists. A new one has this `number` if no other has it, else the next one.
         """
-        connection = self._connection
-        mine = TrialRow.campaign_id == self._lease.campaign_id
-        known = connection.execute(
-            select(TrialRow).where(mine, TrialRow.recipe_id == recipe_id)
-        ).first()
+        connection, campaign_id = self._connection, self._lease.campaign_id
+        of_recipe = {"campaign": campaign_id, "recipe": recipe_id}
+        known = connection.execute(TRIAL_OF_RECIPE, of_recipe).first()
         if known is not None:
             return value_of(Trial, known)
-        is_taken = connection.execute(select(TrialRow.id).where(mine, TrialRow.number == number))
-        if number is None or is_taken.first() is not None:
-            last = select(func.coalesce(func.max(TrialRow.number), 0)).where(mine)
-            number = connection.execute(last).scalar_one() + 1
-        made = insert(TrialRow).values(
-            campaign_id=self._lease.campaign_id,
-            number=number,
+        columns = {
+            "campaign_id": campaign_id,
+            "recipe_id": recipe_id,
+            "recipe_json": recipe_to_json(recipe),
+            "state": TrialState.QUEUED,
+        }
+        if number is not None and self._is_free(number):
+            row = connection.execute(INSERT_TRIAL, columns | {"number": number}).one()
+        else:
+            row = connection.execute(INSERT_NEXT_TRIAL, columns | {"campaign": campaign_id}).one()
+        return Trial(
+            id=row.id,
+            campaign_id=campaign_id,
+            number=row.number,
             recipe_id=recipe_id,
-            recipe_json=recipe_to_json(recipe),
+            recipe=recipe,
             state=TrialState.QUEUED,
         )
-        return value_of(Trial, connection.execute(made.returning(TrialRow)).one())
+
+    def _is_free(self, number: int) -> bool:
+        of_number = {"campaign": self._lease.campaign_id, "trial_number": number}
+        return self._connection.execute(TRIAL_OF_NUMBER, of_number).first() is None
 
     @atomic
     def repeat(self, trial: Trial) -> Trial:
@@ -236,19 +321,16 @@ class CampaignWriter:
         `started_at` is the time at which it began, by default now.
         """
         self._move_trial(trial.id, TrialState.QUEUED, TrialState.RUNNING)
-        tries = select(func.coalesce(func.max(AttemptRow.number), 0)).where(
-            AttemptRow.trial_id == trial.id
-        )
-        made = insert(AttemptRow).values(
-            campaign_id=self._lease.campaign_id,
-            trial_id=trial.id,
-            number=self._connection.execute(tries).scalar_one() + 1,
-            state=AttemptState.RUNNING,
-            run_folder=run_folder,
-            provenance_id=self._provenance_id,
-            started_at=started_at or timestamp(self._now),
-        )
-        return value_of(Attempt, self._connection.execute(made.returning(AttemptRow)).one())
+        columns = {
+            "campaign_id": self._lease.campaign_id,
+            "trial_id": trial.id,
+            "state": AttemptState.RUNNING,
+            "run_folder": run_folder,
+            "provenance_id": self._provenance_id,
+            "started_at": started_at or timestamp(self._now),
+        }
+        made = self._connection.execute(INSERT_ATTEMPT, columns | {"trial": trial.id})
+        return value_of(Attempt, made.one())
 
     @atomic
     def finish_attempt(
@@ -274,12 +356,13 @@ class CampaignWriter:
         failed_as = AttemptState.LOST if is_lost else AttemptState.FAILED
         is_measured = isinstance(outcome, Measurement)
         ended_at = finished_at or timestamp(self._now)
-        finished = connection.execute(
-            update(AttemptRow)
-            .where(AttemptRow.id == attempt.id, AttemptRow.campaign_id == self._lease.campaign_id)
-            .where(AttemptRow.state == AttemptState.RUNNING)
-            .values(state=AttemptState.MEASURED if is_measured else failed_as, finished_at=ended_at)
-        )
+        end = {
+            "attempt": attempt.id,
+            "campaign": self._lease.campaign_id,
+            "state_after": AttemptState.MEASURED if is_measured else failed_as,
+            "ended_at": ended_at,
+        }
+        finished = connection.execute(FINISH_ATTEMPT, end)
         if finished.rowcount == 0:
             return ended_at
         insert_outcome(connection, attempt.id, outcome)
@@ -292,14 +375,19 @@ class CampaignWriter:
                 "troubles_json": canonical_json(troubles),
             }
             connection.execute(insert(NodesRow).values(attempt_id=attempt.id, **held))
-        if is_measured:
+        if isinstance(outcome, Measurement) and attempt.number == 1:
+            _insert_stats(connection, trial_id, pool([outcome]))
+        elif is_measured:
             rewrite_stats(connection, trial_id)
-        spent = CampaignRow.node_seconds_spent + outcome.node_seconds
+        charge = {
+            "campaign": self._lease.campaign_id,
+            "node_seconds": outcome.node_seconds,
+            "final_outcomes": 0 if retry else 1,
+        }
+        row = connection.execute(CHARGE_CAMPAIGN, charge).one()
         if retry:
-            self._change_campaign(node_seconds_spent=spent)
             self._move_trial(trial_id, TrialState.RUNNING, TrialState.QUEUED)
             return ended_at
-        row = self._change_campaign(node_seconds_spent=spent, outcomes=CampaignRow.outcomes + 1)
         state, standing = TrialState.MEASURED, StandingRow.trial_id == trial_id
         if isinstance(outcome, Failure):
             ranks = (
@@ -359,9 +447,13 @@ class CampaignWriter:
         outcome_number: int | None = None,
     ) -> None:
         """Change a trial's state; raises `IllegalTransition` where it is not in state `before`."""
-        change = update(TrialRow).where(TrialRow.id == trial_id, TrialRow.state == before)
-        moved = self._connection.execute(change.values(state=after, outcome_number=outcome_number))
-        if moved.rowcount == 0:
+        move = {
+            "trial": trial_id,
+            "state_before": before,
+            "state_after": after,
+            "number_of_outcome": outcome_number,
+        }
+        if self._connection.execute(MOVE_TRIAL, move).rowcount == 0:
             raise IllegalTransition(
                 f"trial {trial_id} is not {before}, so it cannot become {after}"
             )
@@ -369,31 +461,27 @@ class CampaignWriter:
 
 def insert_outcome(connection: Connection, attempt_id: int, outcome: Outcome) -> None:
     """Store the outcome of an attempt."""
-    made = insert(TABLES[type(outcome)])
-    connection.execute(made.values(attempt_id=attempt_id, **outcome_to_columns(outcome)))
+    columns = {"attempt_id": attempt_id} | outcome_to_columns(outcome)
+    connection.execute(insert(Base.metadata.tables[TABLES[type(outcome)].__tablename__]), columns)
     if isinstance(outcome, Measurement) and outcome.ended is not None:
         connection.execute(
             insert(EndingRow).values(attempt_id=attempt_id, ended=outcome.ended.value)
         )
     if isinstance(outcome, Measurement) and outcome.telemetry is not None:
-        text = canonical_json(asdict(outcome.telemetry))
+        text = canonical_json(vars(outcome.telemetry))
         connection.execute(insert(TelemetryRow).values(attempt_id=attempt_id, telemetry_json=text))
 
 
 def rewrite_stats(connection: Connection, trial_id: int) -> None:
     """Pool all measurements of a trial and store the result."""
-    trial = connection.execute(
-        select(TrialRow.campaign_id, TrialRow.recipe_id).where(TrialRow.id == trial_id)
-    ).one()
     attempts = select(AttemptRow.id).where(AttemptRow.trial_id == trial_id)
     outcomes = (outcome for _, outcome in sorted(outcomes_by_attempt(connection, attempts).items()))
     stats = pool([outcome for outcome in outcomes if isinstance(outcome, Measurement)])
     connection.execute(delete(StandingRow).where(StandingRow.trial_id == trial_id))
-    columns = {
-        "trial_id": trial_id,
-        "campaign_id": trial.campaign_id,
-        "recipe_id": trial.recipe_id,
-        **asdict(stats),
-    }
+    _insert_stats(connection, trial_id, stats)
+
+
+def _insert_stats(connection: Connection, trial_id: int, stats: RecipeStats) -> None:
+    columns = {"trial": trial_id, "trial_id": trial_id, **vars(stats)}
     columns["peak_memory_bytes_max_rank"] = stats.peak_memory_bytes_max_rank or 0
-    connection.execute(insert(StandingRow).values(**columns))
+    connection.execute(INSERT_STANDING, columns)

@@ -35,6 +35,7 @@ from frontrunner.search.listener import Listener, View
 from frontrunner.search.recovery import describe_attempt, describe_campaign
 from frontrunner.search.running_attempt import RunningAttempt
 from frontrunner.search.spec import CampaignSpec
+from frontrunner.search.stored_outcomes import StoredOutcomes
 from frontrunner.search.warm_start import ReusableResult
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.recipe import Recipe
@@ -94,6 +95,8 @@ class RetryPolicy:
         if is_cut:
             self.cuts_of_trial[trial] += 1
             return attempt.number < MOST_CUTS
+        if outcome.policy.max_attempts == 1:
+            return False
         self._failures_of_trial[trial, outcome.kind] += 1
         is_worth_it = self._failures_of_trial[trial, outcome.kind] < outcome.policy.max_attempts
         return is_worth_it and self._may_try_again(attempt)
@@ -171,12 +174,14 @@ class CampaignSession:
             price_per_node_hour=spec.problem.cluster.price_per_node_hour,
         )
         self._charge(ahead_s=AHEAD_S)
+        self.outcomes = StoredOutcomes(store, campaign.id, spec.problem)
         self.view = View(
             name=campaign.name,
             strategy=spec.search.strategy,
             legal_recipes=len(survey.recipes),
             figures=campaign.figures,
             divisor=lambda recipe: spec.problem.divisor(spec.search.objectives[0], recipe),
+            pooled=self.outcomes.pooled,
         )
         self.listener = listener
         self.retries = RetryPolicy(spec.search.identical_failures)
@@ -318,7 +323,7 @@ class CampaignSession:
         """
         best = self.view.best
         has_several = len(self._spec.search.objectives) > 1
-        if best is None or has_several or self.view.has_measured(trial.recipe_id):
+        if best is None or has_several or self.view.has_measured(trial.number):
             return None
         divisor = self.view.divisor
         return best.tokens_per_s * divisor(trial.recipe) / divisor(best.recipe)

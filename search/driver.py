@@ -15,7 +15,7 @@ from frontrunner.evaluators.analytic.estimates import estimate_many, not_modelle
 from frontrunner.evaluators.probe.files import is_disk_full, why_disk_full
 from frontrunner.evaluators.protocol import Finished
 from frontrunner.results.database import StoreReplaced
-from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, combined
 from frontrunner.results.predictions import NO_OUTLOOK, OUTLOOK, newest_outlooks, outlook_of
 from frontrunner.results.prior_results import REUSED, probes_made, trials_noted
 from frontrunner.results.records import Campaign, Event, Trial
@@ -251,7 +251,7 @@ class Driver:
         stays ended.
         """
         session, store, campaign = self._session, self._store, self._campaign
-        trials, told = store.trials(campaign.id), store.final_outcomes(campaign.id)
+        trials, told = store.trials(campaign.id), list(session.outcomes.told())
         search = self._spec.search
         if self._spec.evaluator_kind.looks_up:  # its rows say what ran
             search = replace(search, prune_infeasible=False)
@@ -263,12 +263,11 @@ class Driver:
                 search=search,
                 survey=self._survey,
                 told=told,
+                known=session.outcomes,
                 notice=session.notice,
                 evidence=self._prior.evidence,
             )
-        by_recipe = {trial.recipe: trial for trial in trials}
-        for recipe, outcome in told:
-            session.view.count(_ended(by_recipe[recipe], outcome))
+        self._show_stored(trials, told)
         known = {recipe for recipe, _ in told}
         lost = Failure(kind=FailureKind.LOST, message="lost each time it was tried")
         for trial in trials:
@@ -296,6 +295,17 @@ class Driver:
         self._has_measured = any(
             trial.state is TrialState.MEASURED and trial.number not in reused for trial in trials
         )
+
+    def _show_stored(self, trials: Sequence[Trial], told: Sequence[tuple[Recipe, Outcome]]) -> None:
+        """Count the stored outcomes in the view; all measurements among them count."""
+        by_recipe = {trial.recipe: trial for trial in trials}
+        measurements: dict[Recipe, list[Measurement]] = {}
+        for recipe, outcome in told:
+            if isinstance(outcome, Measurement):
+                measurements.setdefault(recipe, []).append(outcome)
+        for recipe, outcome in told:
+            pooled = combined(measurements[recipe]) if recipe in measurements else None
+            self._session.view.count(_ended(by_recipe[recipe], outcome), pooled)
 
     def _start_what_fits(self) -> Ending | None:
         running = self._session.running

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from frontrunner.results.outcome import FailureKind, Measurement, Outcome, combined, undisturbed
+import numpy as np
+
+from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.results.records import EventData, Figures
 from frontrunner.results.states import CampaignState
 from frontrunner.search.budget import Limit
@@ -33,13 +37,18 @@ class Ended:
         return self.outcome.tokens_per_s if isinstance(self.outcome, Measurement) else 0.0
 
 
+def _no_store(number: int) -> Ended:
+    raise LookupError(f"trial {number}: this view has no store to read it from")
+
+
 @dataclass(kw_only=True)
 class View:
     """A campaign as its driver sees it, kept up to date for listeners.
 
     A recipe that was measured several times counts as in the ranking, by what its measurements pool
     to; one that failed after a measurement does not count until it is measured again. `best` has
-    the highest tokens/s over `divisor`.
+    the highest tokens/s over `divisor`. Of the others only that rate is kept, by the number of the
+    trial: `pooled` reads a trial from the store, with what its measurements pool to.
     """
 
     name: str
@@ -55,34 +64,59 @@ class View:
     best: Ended | None = None
     outlook: Outlook | None = None
     last: deque[Ended] = field(default_factory=lambda: deque(maxlen=LAST_OUTCOMES))
-    _measurements: dict[str, Sequence[Measurement]] = field(default_factory=dict)
-    _pooled: dict[str, Ended] = field(default_factory=dict)
+    pooled: Callable[[int], Ended] = _no_store
+    _rates: array[float] = field(default_factory=lambda: array("d"))
+    _was_measured: bytearray = field(default_factory=bytearray)
 
-    def count(self, ended: Ended) -> None:
-        """Take in an outcome."""
+    def count(self, ended: Ended, pooled: Measurement | None = None) -> None:
+        """Take in an outcome; `pooled` is what the trial's measurements pool to, where it is at
+        hand.
+        """
         self.last.append(ended)
-        outcome, name = ended.outcome, ended.recipe_id
+        outcome, number = ended.outcome, ended.number
         if isinstance(outcome, Measurement):
-            before = self._measurements.get(name, ())
-            self._measurements[name] = counting = undisturbed([*before, outcome])
-            self._pooled[name] = pooled = replace(ended, outcome=combined(counting))
-            if before:
-                self._find_best()
-            elif self.best is None or self._rate(pooled) > self._rate(self.best):
-                self.best = pooled
+            self._count_measurement(ended, pooled)
         elif not ended.will_retry:
             self.failures[outcome.kind] = self.failures.get(outcome.kind, 0) + 1
-            if outcome.policy.counts_against_recipe and name in self._pooled:
-                del self._pooled[name]
+            if outcome.policy.counts_against_recipe and self.has_measured(number):
+                self._rates[number] = math.nan
+                self.measured -= 1
                 self._find_best()
-        self.measured = len(self._pooled)
 
-    def has_measured(self, recipe_id: str) -> bool:
-        """Return whether a recipe has a measurement that counts."""
-        return recipe_id in self._pooled
+    def _count_measurement(self, ended: Ended, pooled: Measurement | None) -> None:
+        number = ended.number
+        missing = number + 1 - len(self._rates)
+        self._rates.extend([math.nan] * missing)
+        self._was_measured.extend(bytes(max(0, missing)))
+        if pooled is not None:
+            ended = replace(ended, outcome=pooled)
+        elif self._was_measured[number]:
+            ended = self.pooled(number)
+        self._was_measured[number] = True
+        if not self.has_measured(number):
+            self.measured += 1
+        self._rates[number] = self._rate(ended)
+        if self.best is None or self._place(ended) > self._place(self.best):
+            self.best = ended
+        elif number == self.best.number:
+            self.best = ended
+            self._find_best()
+
+    def has_measured(self, number: int) -> bool:
+        """Return whether the trial of this number has a measurement that counts."""
+        return number < len(self._rates) and not math.isnan(self._rates[number])
 
     def _find_best(self) -> None:
-        self.best = max(self._pooled.values(), key=self._rate, default=None)
+        """Have `best` be the fastest trial, of equally fast ones the first."""
+        if self.measured == 0:
+            self.best = None
+            return
+        fastest = int(np.nanargmax(np.array(self._rates)))
+        if self.best is None or fastest != self.best.number:
+            self.best = self.pooled(fastest)
+
+    def _place(self, ended: Ended) -> tuple[float, int]:
+        return self._rate(ended), -ended.number
 
     def _rate(self, ended: Ended) -> float:
         return ended.tokens_per_s / self.divisor(ended.recipe)

@@ -13,11 +13,11 @@ from functools import cached_property
 from typing import Any
 
 from frontrunner.evaluators.analytic.estimates import surely_too_large
-from frontrunner.results.outcome import Measurement, Outcome, undisturbed
+from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.results.predictions import Expected
 from frontrunner.results.records import Trial
-from frontrunner.search.leaders import unconfirmed_leaders
 from frontrunner.search.spec import MOST_MEASUREMENTS, SearchSettings
+from frontrunner.search.stored_outcomes import KnownOutcomes
 from frontrunner.search.strategy import (
     LOOK_AT_ALL,
     TOKENS_ALONE,
@@ -28,6 +28,7 @@ from frontrunner.search.strategy import (
     Told,
     make_strategy,
 )
+from frontrunner.search.tried import TriedRecipes
 from frontrunner.spaces.errors import FrontrunnerError
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
@@ -45,27 +46,24 @@ class Proposals:
         *,
         search: SearchSettings,
         survey: Survey,
-        told: Iterable[tuple[Recipe, Outcome]],
+        told: Sequence[tuple[Recipe, Outcome]],
+        known: KnownOutcomes,
         notice: Notice,
         evidence: Sequence[Evidence] = (),
     ) -> None:
+        """`told` are the outcomes from before, which are not kept: `known` has these and those that
+        it is told of later.
+        """
         self._survey, self._search, self._notice, self._evidence = survey, search, notice, evidence
-        self._heard = list(told)
-        self._measured: dict[
-            Recipe, Sequence[Measurement]
-        ] = {}  # those that count, none of a recipe that failed
-        self._handed_out: set[Recipe] = set()
+        self._known = known
+        self._tried = TriedRecipes(survey.recipes)
         self._waiting: deque[Trial] = deque()
-        self._not_to_repeat: set[Recipe] = set()  # being repeated, or lost or disturbed when it was
-        self._rough: set[Recipe] = set()  # measured, but not in full
-        self._confirmed: set[Recipe] = set()  # handed out to be measured in full
         self._unconfirmed: Sequence[Recipe] | None = None  # None: to be determined again
-        for recipe, outcome in self._heard:
-            self._keep(recipe, outcome)
+        self._keep_all(told)
         self.pruned = 0
         self._baseline = search.baseline
         self._name = search.strategy
-        self._strategy = self._made()
+        self._strategy = self._made(told)
 
     @property
     def remembers(self) -> bool:
@@ -75,13 +73,13 @@ class Proposals:
     def put_back(self, trial: Trial) -> None:
         """Queue a trial for another attempt; it comes before any new proposal."""
         self._waiting.append(trial)
-        self._handed_out.add(trial.recipe)
-        if self._measured.get(trial.recipe):
-            self._not_to_repeat.add(trial.recipe)
+        self._tried.propose(trial.recipe)
+        if self._tried.measurements(trial.recipe):
+            self._tried.allow_repeat(trial.recipe, allowed=False)
 
     def leave_out(self, recipe: Recipe) -> None:
         """Never propose a recipe whose trial has ended without an outcome to tell."""
-        self._handed_out.add(recipe)
+        self._tried.propose(recipe)
 
     def tell(self, recipe: Recipe, outcome: Outcome) -> bool:
         """Pass an outcome to the strategy, and return whether it counts: failures of the machine
@@ -91,15 +89,12 @@ class Proposals:
         undisturbed one takes the place of those before: the strategy is made anew, as after a
         restart, and does not hear of them.
         """
-        before = self._measured.get(recipe, ())
+        was_disturbed = self._tried.is_disturbed(recipe)
         counts, is_measured = self._keep(recipe, outcome), isinstance(outcome, Measurement)
         if is_measured and not counts:
             return False
-        self._heard.append((recipe, outcome))
-        if is_measured and len(self._measured[recipe]) <= len(before):
-            superseded = set(map(id, before))
-            self._heard = [told for told in self._heard if id(told[1]) not in superseded]
-            self._strategy = self._made()
+        if is_measured and was_disturbed and not self._tried.is_disturbed(recipe):
+            self._strategy = self._made(self._known.told())
         else:
             self._call("tell", self._told(recipe, outcome))
         return counts
@@ -110,25 +105,36 @@ class Proposals:
         return Told(recipe=recipe, outcome=outcome)
 
     def _keep(self, recipe: Recipe, outcome: Outcome) -> bool:
-        """Keep the measurements of a recipe that count, and return whether the outcome does."""
-        before: Sequence[Measurement] = self._measured.get(recipe, ())
+        """Note an outcome of a recipe, and return whether it counts."""
+        before = self._tried.measurements(recipe)
+        self._tried.propose(recipe)
         if isinstance(outcome, Measurement):
-            self._measured[recipe] = counting = undisturbed([*before, outcome])
-            counts = counting[-1] is outcome
+            was_disturbed = self._tried.is_disturbed(recipe)
+            counts = before == 0 or was_disturbed or not outcome.is_disturbed
+            if counts:
+                is_alone = before == 0 or (was_disturbed and not outcome.is_disturbed)
+                counting = [outcome] if is_alone else self._known.measurements(recipe)
+                self._tried.measured(recipe, counting, self._divisor(recipe))
         else:
             counts = outcome.policy.counts_against_recipe
-            self._measured[recipe] = () if counts else before
-        known = self._measured[recipe]
-        is_rough = bool(known) and not any(one.is_full for one in known)
-        (self._rough.add if is_rough else self._rough.discard)(recipe)
+            if counts:
+                self._tried.failed(recipe)
         self._unconfirmed = None
-        if before and not counts:
-            self._not_to_repeat.add(
-                recipe
-            )  # else it would be wanted, and lost or disturbed, again without end
-        else:
-            self._not_to_repeat.discard(recipe)
+        # One that was lost or disturbed would be wanted, and lost or disturbed, again without end.
+        self._tried.allow_repeat(recipe, allowed=counts or not before)
         return counts
+
+    def _keep_all(self, told: Iterable[tuple[Recipe, Outcome]]) -> None:
+        """Note what was told before; all measurements among it count."""
+        counting: dict[Recipe, list[Measurement]] = {}
+        for recipe, outcome in told:
+            self._tried.propose(recipe)
+            if isinstance(outcome, Measurement):
+                counting.setdefault(recipe, []).append(outcome)
+            elif outcome.policy.counts_against_recipe:
+                counting.pop(recipe, None)
+        for recipe, measurements in counting.items():
+            self._tried.measured(recipe, measurements, self._divisor(recipe))
 
     def again(self) -> Trial | Recipe | None:
         """Return a trial that waits for another attempt, or a measured recipe that the strategy
@@ -141,12 +147,13 @@ class Proposals:
             recipe = self._call("worth_repeating")
         if recipe is None:
             return None
-        if not isinstance(recipe, Recipe) or not self._measured.get(recipe):
+        if not isinstance(recipe, Recipe) or not self._tried.measurements(recipe):
             self._replace(f"it wants to repeat a recipe that was not measured: {recipe}")
             return None
-        if recipe in self._not_to_repeat or len(self._measured[recipe]) >= MOST_MEASUREMENTS:
+        is_enough = self._tried.measurements(recipe) >= MOST_MEASUREMENTS
+        if is_enough or not self._tried.may_repeat(recipe):
             return None
-        self._not_to_repeat.add(recipe)
+        self._tried.allow_repeat(recipe, allowed=False)
         return recipe
 
     @property
@@ -158,15 +165,9 @@ class Proposals:
         disturbed does not repeat one without end.
         """
         if self._unconfirmed is None:
-            leaders = list[Recipe]()
             # With several objectives no probe ends early.
-            if self._rough and len(self._search.objectives) == 1:
-                leaders = unconfirmed_leaders(self._measured, self._divisor)
-            self._unconfirmed = [
-                recipe
-                for recipe in leaders
-                if recipe not in self._confirmed and recipe not in self._not_to_repeat
-            ]
+            is_sought = len(self._search.objectives) == 1
+            self._unconfirmed = self._tried.unconfirmed_leaders() if is_sought else ()
         return self._unconfirmed
 
     def confirm(self) -> Recipe | None:
@@ -174,8 +175,8 @@ class Proposals:
         if not self.unconfirmed:
             return None
         recipe = self.unconfirmed[0]
-        self._confirmed.add(recipe)
-        self._not_to_repeat.add(recipe)
+        self._tried.confirm(recipe)
+        self._tried.allow_repeat(recipe, allowed=False)
         self._unconfirmed = None
         return recipe
 
@@ -186,12 +187,7 @@ class Proposals:
         """Return a recipe with fewer measurements than `search.repeats` asks for, or None."""
         if self._search.repeats == 1:
             return None
-        few = (
-            recipe
-            for recipe, known in self._measured.items()
-            if 0 < len(known) < self._search.repeats
-        )
-        return next((recipe for recipe in few if recipe not in self._not_to_repeat), None)
+        return self._tried.measured_less_than(self._search.repeats)
 
     def expected(self, recipe: Recipe) -> Expected | None:
         """Return what the strategy expected of a recipe that it proposed; None where it predicts
@@ -210,20 +206,17 @@ class Proposals:
         left.
         """
         baseline, self._baseline = self._baseline, None
-        if baseline is not None and not self._was_proposed(baseline):
-            self._handed_out.add(baseline)
+        if baseline is not None and not self._tried.is_proposed(baseline):
+            self._tried.propose(baseline)
             return baseline
         # None where the strategy raised and was replaced; a recipe that was proposed before is
         # passed over.
         while (proposed := self._call("ask", 1)) is None or len(proposed):
-            if proposed and not self._was_proposed(proposed[0]):
+            if proposed and not self._tried.is_proposed(proposed[0]):
                 recipe: Recipe = proposed[0]
-                self._handed_out.add(recipe)
+                self._tried.propose(recipe)
                 return recipe
         return None
-
-    def _was_proposed(self, recipe: Recipe) -> bool:
-        return recipe in self._measured or recipe in self._handed_out
 
     def _call(self, method: str, *arguments: object) -> Any:
         try:
@@ -238,9 +231,9 @@ class Proposals:
             raise RuntimeError(f"strategy {FALLBACK}: {why}")
         self._name = FALLBACK
         self._notice("strategy-replaced", why=why[:500], by=FALLBACK)
-        self._strategy = self._made()
+        self._strategy = self._made(self._known.told())
 
-    def _made(self) -> Strategy:
+    def _made(self, told: Iterable[tuple[Recipe, Outcome]]) -> Strategy:
         name = self._name
         sought = TOKENS_ALONE if name == FALLBACK else self._search.objectives
         settings = self._search.deephyper if name == "deephyper" else None
@@ -254,7 +247,7 @@ class Proposals:
             strategy = make_strategy(name, survey, self._search.seed, sought, settings)
             if self._evidence and isinstance(strategy, Forecaster):
                 strategy.remember(self._evidence)
-            for recipe, outcome in self._heard:
+            for recipe, outcome in told:
                 if recipe in survey.recipes:
                     strategy.tell(self._told(recipe, outcome))
         except FrontrunnerError:

@@ -18,6 +18,10 @@ Codes = npt.NDArray[np.integer[Any]]
 FIELDS = tuple(one.name for one in fields(Recipe))
 AT_ONCE = 4096
 """Recipes that are made at a time while all are walked through."""
+_FACTORS: list[int] = (
+    np.random.default_rng(0).integers(1, 2**63, size=len(FIELDS), dtype=np.uint64).tolist()
+)
+"""Factors of a row's hash, one for each column."""
 
 
 class Column(NamedTuple):
@@ -202,7 +206,7 @@ class RecipeColumns(Sequence[Recipe]):
                 return None
             codes[name] = code
         hashes, order = self._hashes
-        wanted = _hash({name: np.array([code]) for name, code in codes.items()})[0]
+        wanted = _hash_of_one(codes.values())
         first, last = (
             int(np.searchsorted(hashes, wanted, side=side)) for side in ("left", "right")
         )
@@ -256,13 +260,16 @@ def _hash(codes: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.uint64]:
     """Return a number for each row that is the same for equal codes, and nearly always another for
     others.
     """
-    random = np.random.default_rng(0)  # in the order of the columns, so always the same factors
     found = np.zeros(len(next(iter(codes.values()))), dtype=np.uint64)
-    for column in codes.values():
-        found += (column.astype(np.uint64) + np.uint64(1)) * random.integers(
-            1, 2**63, dtype=np.uint64
-        )
+    for column, factor in zip(codes.values(), _FACTORS, strict=False):
+        found += (column.astype(np.uint64) + np.uint64(1)) * np.uint64(factor)
     return found
+
+
+def _hash_of_one(codes: Iterable[int]) -> np.uint64:
+    """Return what `_hash` does for one row, without an array for each code."""
+    products = ((code + 1) * factor for code, factor in zip(codes, _FACTORS, strict=False))
+    return np.uint64(sum(products) % 2**64)
 
 
 class Places:

@@ -53,9 +53,14 @@ def simulate(recipe: Recipe, setup: ProbeSetup) -> Measurement | Failure:
     times = tuple(
         step * (1 + noise * sign) for sign in (-1, 0, 1, 0.5, -0.5)[: setup.probe.measured_steps]
     )
-    peaks, spent_s = (memory,) * recipe.devices, sum(times) * problem.cluster.nodes
-    more = {"peak_memory_bytes": peaks, "node_seconds": spent_s, "first_step_time_s": step}
-    return measured_steps(recipe, problem, times, **more)
+    return measured_steps(
+        recipe,
+        problem,
+        times,
+        peak_memory_bytes=(memory,),
+        node_seconds=sum(times) * problem.cluster.nodes,
+        first_step_time_s=step,
+    )
 
 
 def _step_time_s(recipe: Recipe, problem: Problem) -> float:

@@ -24,8 +24,9 @@ DISK_FULL_SIGNS = tuple(os.strerror(number) for number in DISK_FULL_ERRORS)
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a JSON file as `write_bytes` does."""
-    write_bytes(path, json.dumps(value, allow_nan=False).encode())
+    """Write a JSON file as `write_bytes` does; dataclasses become objects of their fields."""
+    # Unlike `dataclasses.asdict`, this copies no tuple entry by entry.
+    write_bytes(path, json.dumps(value, allow_nan=False, default=vars).encode())
 
 
 def write_text(path: Path, text: str) -> None:

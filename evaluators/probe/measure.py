@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from frontrunner.results.outcome import (
@@ -14,6 +15,7 @@ from frontrunner.results.outcome import (
     ProbeEnding,
     Telemetry,
     implausibility,
+    memory_above_idle,
 )
 from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.problem import Problem
@@ -81,6 +83,22 @@ def measured_steps(
     )
 
 
+def peaks_of_stages(recipe: Recipe, peaks_of_ranks: Sequence[int]) -> tuple[int, ...]:
+    """Return the peak of the fullest rank of each pipeline stage, the first stage first.
+
+    Where the peaks are not one per rank, as of a command that states one in all, the largest is
+    the only one that is known.
+    """
+    if len(peaks_of_ranks) != recipe.devices:
+        return (max(peaks_of_ranks, default=0),)
+    stride = recipe.rank_strides["pp"]
+    peaks = [0] * recipe.pipeline_parallel
+    for rank, peak in enumerate(peaks_of_ranks):
+        stage = rank // stride % recipe.pipeline_parallel
+        peaks[stage] = max(peaks[stage], peak)
+    return tuple(peaks)
+
+
 def measurement(
     result: Mapping[str, Any],
     recipe: Recipe,
@@ -109,21 +127,18 @@ def measurement(
     if not (math.isfinite(median) and median > 0):
         message = f"the median step took {median} s"
         return Failure(kind=FailureKind.IMPLAUSIBLE, message=message, node_seconds=node_seconds)
+    peaks_of_ranks = [int(peak) for peak in result["peak_memory_bytes"]]
     measured = measured_steps(
         recipe,
         problem,
         times,
-        peak_memory_bytes=tuple(int(b) for b in result["peak_memory_bytes"]),
+        peak_memory_bytes=peaks_of_stages(recipe, peaks_of_ranks),
         losses=tuple(float(loss) for loss in result["losses"]),
         node_seconds=node_seconds,
         build_time_s=float(result["build_time_s"]),
         first_step_time_s=float(result["first_step_time_s"]),
         ended=ProbeEnding(result["ended"]) if "ended" in result else None,
-        telemetry=(
-            read_plain(Telemetry, result["telemetry"], "telemetry")
-            if "telemetry" in result
-            else None
-        ),
+        telemetry=_telemetry(result, peaks_of_ranks),
     )
     # numpy, which counting alone does not need
     from frontrunner.evaluators.analytic.accuracy_bounds import why_too_fast
@@ -134,7 +149,16 @@ def measurement(
         * measured.tokens_per_s
         / recipe.devices
     )
-    doubt = implausibility(measured, executed, peak_flops, memory_is_known=memory_is_known)
+    known_peaks = peaks_of_ranks if memory_is_known else None
+    doubt = implausibility(measured, executed, peak_flops, known_peaks)
     if (doubt := doubt or why_too_fast(recipe, problem, median)) is not None:
         return Failure(kind=FailureKind.IMPLAUSIBLE, message=doubt, node_seconds=node_seconds)
     return measured
+
+
+def _telemetry(result: Mapping[str, Any], peaks_of_ranks: Sequence[int]) -> Telemetry | None:
+    if "telemetry" not in result:
+        return None
+    recorded: Telemetry = read_plain(Telemetry, result["telemetry"], "telemetry")
+    above_idle = memory_above_idle(peaks_of_ranks, recorded.idle_memory_bytes)
+    return replace(recorded, memory_above_idle_bytes_max_rank=above_idle)

@@ -20,7 +20,7 @@ import functools
 import json
 import re
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +107,7 @@ class RunFolder:
     def write_outcome(self, outcome: Outcome) -> None:
         """Put the outcome on disk, before it is reported."""
         kind = "measurement" if isinstance(outcome, Measurement) else "failure"
-        table = {"run_folder": str(self.path.absolute()), "kind": kind, "outcome": asdict(outcome)}
+        table = {"run_folder": str(self.path.absolute()), "kind": kind, "outcome": vars(outcome)}
         write_json(self.path / "outcome.json", table)
 
     def outcome(self) -> Outcome | None:

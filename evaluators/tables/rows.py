@@ -589,9 +589,12 @@ def outcome_of(row: Row, recipe: Recipe, problem: Problem) -> Outcome:
     if not _is_given(seconds):
         raise ValueError(f"step time {seconds:g} s")
     peak = row.peak_mem_gb if _is_given(row.peak_mem_gb) else 0.0
-    peaks, spent_s = (int(peak * 2**30),) * recipe.devices, seconds * nodes_used(recipe, problem)
     measured = measured_steps(
-        recipe, problem, (seconds,), peak_memory_bytes=peaks, node_seconds=spent_s
+        recipe,
+        problem,
+        (seconds,),
+        peak_memory_bytes=(int(peak * 2**30),),
+        node_seconds=seconds * nodes_used(recipe, problem),
     )
     refuse_unstorable(measured)
     return measured

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.search.strategy import Told
+from frontrunner.spaces.columns import RecipeColumns
 from frontrunner.spaces.recipe import Choice, Recipe
 from frontrunner.spaces.space import Survey
 
@@ -28,9 +29,10 @@ class Listed:
 
     def __init__(self, recipes: Sequence[Recipe], rows: Iterable[int] | None = None) -> None:
         """Propose these recipes in the order of `rows`, by default their own."""
-        self._told: set[Recipe] = set()
-        ordered = recipes if rows is None else (recipes[row] for row in rows)
-        self._left = (recipe for recipe in ordered if recipe not in self._told)
+        self._recipes = RecipeColumns.of(recipes)
+        self._is_told = bytearray(len(recipes))  # by row
+        ordered = range(len(recipes)) if rows is None else rows
+        self._left = (self._recipes[row] for row in ordered if not self._is_told[row])
 
     def ask(self, count: int) -> list[Recipe]:
         """Return up to `count` recipes that were neither proposed nor told."""
@@ -38,7 +40,9 @@ class Listed:
 
     def tell(self, told: Told) -> None:
         """Leave the recipe out from now on."""
-        self._told.add(told.recipe)
+        row = self._recipes.row(told.recipe)
+        if row is not None:
+            self._is_told[row] = True
 
 
 def exhaustive(survey: Survey, _: int) -> Listed:

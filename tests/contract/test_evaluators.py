@@ -82,7 +82,8 @@ def test_every_order_ends_in_one_outcome_that_is_on_disk(
             assert isinstance(finished.outcome, Measurement)
             assert RunFolder(ended.run_folder).outcome() == finished.outcome
             assert len(finished.outcome.step_times_s) == setup.probe.measured_steps
-            assert len(finished.outcome.peak_memory_bytes) == ended.recipe.devices
+            peaks = finished.outcome.peak_memory_bytes
+            assert len(peaks) in (1, ended.recipe.pipeline_parallel), "one in all, or of each stage"
             assert finished.outcome.tokens_per_step == 8 * 32
     assert evaluator.finished(0.0) == []
     assert evaluator.progress(orders[0].token) is None

@@ -402,6 +402,12 @@ class TestTrials(StoreContract):
         writer.start_attempt(repeated(writer, store, campaign), run_folder="5")
         told = [outcome for _, outcome in store.final_outcomes(campaign.id)]
         assert told == [measurement(0.5), failure(FailureKind.OUT_OF_MEMORY), measurement(0.7)]
+        trial = store.trials(campaign.id)[0]
+        for found in (
+            store.trial_measurements(campaign.id, number=1),
+            store.trial_measurements(campaign.id, recipe_id=trial.recipe_id),
+        ):
+            assert found == (trial, [measurement(0.5), measurement(0.7)])
         (row,) = best(store, None)
         assert (row.standing.repeats, row.standing.step_time_s_median) == (2, pytest.approx(0.6))
         assert store.campaign(None).outcomes == 3
@@ -459,20 +465,24 @@ class TestTrials(StoreContract):
     def test_what_ranks_record_is_kept_and_ranked_by_what_is_above_an_idle_rank(
         self, store: Store, writer: CampaignWriter, campaign: Campaign
     ) -> None:
-        for number, idle in enumerate(((400, 900), None), start=1):
-            about = {"allocator_retries": (2, 1), "versions": ("torch 2.13.0", "nccl 2.28.9")}
-            telemetry = None if idle is None else Telemetry(idle_memory_bytes=idle, **about)
-            outcome = replace(measurement(), peak_memory_bytes=(1000, 1200), telemetry=telemetry)
+        about = {"allocator_retries": (2, 1), "versions": ("torch 2.13.0", "nccl 2.28.9")}
+        recorded = Telemetry(idle_memory_bytes=(400, 900), **about)
+        summarized = replace(recorded, memory_above_idle_bytes_max_rank=600)
+        # The second is as earlier versions stored it: with one peak per rank.
+        for number, (peaks, telemetry) in enumerate(
+            (((1200,), summarized), ((1000, 1200), recorded), ((1200,), None)), start=1
+        ):
+            outcome = replace(measurement(), peak_memory_bytes=peaks, telemetry=telemetry)
             attempt = writer.start_attempt(begin(writer, f"{number:012}"), run_folder=str(number))
             writer.finish_attempt(attempt, outcome, retry=False)
             assert store.final_outcomes(campaign.id)[-1][1] == outcome
         doubts = [row.doubts for row in best(store, campaign)]
-        assert doubts == [
-            ("memory ran short while steps were measured (allocator retries: 3)",),
-            (),
-        ]
+        ran_short = ("memory ran short while steps were measured (allocator retries: 3)",)
+        assert doubts == [ran_short, ran_short, ()]
+        held = {row.standing.peak_memory_bytes_max_rank for row in best(store, campaign)}
+        assert held == {1200}
         needs = [row.memory_above_idle_bytes_max_rank for row in best(store, campaign)]
-        assert needs == [600, None], (
+        assert needs == [600, 600, None], (
             "of the rank that needs most, and unknown where the ranks recorded nothing"
         )
 

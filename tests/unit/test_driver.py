@@ -2,6 +2,7 @@
 is told to whom.
 """
 
+import gc
 import os
 import time
 from pathlib import Path
@@ -13,12 +14,12 @@ from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import QUEUED, Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.planning import plan_of
-from frontrunner.results.outcome import FailureKind, Outcome
+from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.results.process_identity import acting_user, this_host
-from frontrunner.results.records import Campaign
+from frontrunner.results.records import Attempt, Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store, open_store
-from frontrunner.search import job_time
+from frontrunner.search import job_time, tried
 from frontrunner.search.attempts import MAX_ATTEMPTS
 from frontrunner.search.listener import Ended, Listener, View
 from frontrunner.search.spec import CampaignSpec
@@ -56,6 +57,40 @@ def test_the_budget_of_probes_ends_a_campaign_and_shows_as_it_is_used(
     assert conclusion.reason == "the budget is used up: 4 of 4 probes"
     assert heard.probes_seen == [1, 2, 3, 4]
     assert campaigns.states(record) == {TrialState.MEASURED: 4}
+
+
+class Counting(Listener):
+    """Counts what the process holds when some probes have ended, and when many have."""
+
+    def __init__(self) -> None:
+        self.ended_probes = 0
+        self.held: dict[int, int] = {}
+
+    def probe_ended(self, view: View, ended: Ended) -> None:
+        self.ended_probes += 1
+        if self.ended_probes in (20, 60):
+            self.held[self.ended_probes] = objects_of(Measurement, Recipe, Trial, Attempt)
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "random"])
+def test_driver_keeps_nothing_of_each_trial(
+    campaigns: Campaigns, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tried, "ROWS_KEPT", 4)
+    choices = {"recompute": ["none", "selective", "full"], "loss_chunks": [1, 2, 4]}
+    space = {**tiny()["space"], **choices}
+    record, spec = campaigns.create(
+        space=space, search={"strategy": strategy}, budget={"probes": 60}
+    )
+    heard = Counting()
+    campaigns.driver(record, spec, heard).run()
+    assert heard.held[60] <= heard.held[20] + 2  # the best may be one of those shown, or not
+
+
+def objects_of(*kinds: type) -> int:
+    """The number of objects of these classes that something holds."""
+    gc.collect()
+    return sum(type(one) in kinds for one in gc.get_objects())
 
 
 def test_probes_in_flight_count_against_the_budget(campaigns: Campaigns, scripted: Any) -> None:

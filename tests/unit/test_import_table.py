@@ -4,6 +4,9 @@ row.
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +86,18 @@ def test_a_table_is_kept_once_and_what_is_new_in_it_is_added(tmp_path: Path) -> 
     assert (more.taken_rows, more.known_rows) == (1, 5)
     names = [one.name for one in api.campaigns(store=str(tmp_path / "s.db"))]
     assert names == ["sweep-2", "sweep"]
+
+
+def test_import_knows_rows_that_an_earlier_version_stored(tmp_path: Path) -> None:
+    """It stored a table's peak once for each of the eight ranks."""
+    imported(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "s.db")) as store, store:
+        found = store.execute("SELECT attempt_id, peak_memory_bytes_json FROM measurements")
+        earlier = [(json.dumps(json.loads(peaks) * 8), attempt) for attempt, peaks in found]
+        update = "UPDATE measurements SET peak_memory_bytes_json = ? WHERE attempt_id = ?"
+        store.executemany(update, earlier)
+    again = imported(tmp_path)
+    assert (again.taken_rows, again.known_rows) == (0, 5)
 
 
 def test_a_preview_says_the_same_and_writes_nothing(tmp_path: Path) -> None:

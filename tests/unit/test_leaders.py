@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from frontrunner.results.outcome import Measurement, ProbeEnding, Telemetry
-from frontrunner.search.leaders import unconfirmed_leaders
-from support.campaigns import spec_of, tiny
+from frontrunner.search.leaders import Cost, cost_of, unconfirmed_leaders
 from support.rankings import measurement
 
-SPEC = spec_of(tiny())
-FIRST, SECOND, THIRD = SPEC.space.survey(SPEC.problem).recipes[:3]
 DISTURBED = Telemetry(foreign_limit=0.1, foreign_share=(0.4,), foreign_processes=("make 7",))
 
 
@@ -25,10 +23,11 @@ def full(*times_s: float) -> Measurement:
 
 def leaders(*measured: Sequence[Measurement], divisors: Sequence[float] = (1, 1, 1)) -> list[int]:
     """The places of the unconfirmed leaders among three recipes."""
-    recipes = (FIRST, SECOND, THIRD)
-    divisor = dict(zip(recipes, divisors, strict=True)).__getitem__
-    found = unconfirmed_leaders(dict(zip(recipes, measured, strict=False)), divisor)
-    return [recipes.index(recipe) for recipe in found]
+    places = [place for place, found in enumerate(measured) if found]
+    costs = np.array([cost_of(measured[place], divisors[place]) for place in places])
+    is_full = [any(one.is_full for one in measured[place]) for place in places]
+    found = unconfirmed_leaders(Cost(*costs.reshape(-1, 3).T), np.array(is_full, dtype=bool))
+    return [places[place] for place in found]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.probe.measure import measurement, nodes_used, rates
-from frontrunner.results.outcome import Failure, FailureKind, Measurement
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Telemetry
 from frontrunner.spaces.problem import Problem
 from support.campaigns import spec_of, tiny, tiny_recipe
 
@@ -130,6 +130,34 @@ def test_what_the_ranks_recorded_is_kept() -> None:
     assert before.memory_above_idle_bytes_max_rank is None, (
         "unknown, of a trainer that records none"
     )
+
+
+@pytest.mark.parametrize("rank_order", ["tp-dp-pp", "tp-pp-dp"])
+def test_peaks_are_kept_by_pipeline_stage(rank_order: str) -> None:
+    """What is shown of a pipeline of uneven stages follows from all ranks, as it did before."""
+    recipe = tiny_recipe(devices=8, pipeline_parallel=2, tensor_parallel=2, rank_order=rank_order)
+    first_stage = {"tp-dp-pp": (0, 1, 2, 3), "tp-pp-dp": (0, 1, 4, 5)}[rank_order]
+    peaks = [900 + rank if rank in first_stage else 400 + rank for rank in range(8)]
+    idle = [300 if rank in first_stage else 10 for rank in range(8)]
+    recorded = {"idle_memory_bytes": idle}
+    found = measurement(result(peak_memory_bytes=peaks, telemetry=recorded), recipe, problem(), 0.0)
+    assert isinstance(found, Measurement)
+    last_stage = [rank for rank in range(8) if rank not in first_stage]
+    assert found.peak_memory_bytes == (900 + first_stage[-1], 400 + last_stage[-1])
+    by_rank = replace(found, peak_memory_bytes=tuple(peaks), telemetry=Telemetry(**recorded))
+    for shown in ("peak_memory_bytes_max_rank", "memory_above_idle_bytes_max_rank"):
+        assert getattr(found, shown) == getattr(by_rank, shown)
+    assert found.memory_above_idle_bytes_max_rank == max(
+        peak - base for peak, base in zip(peaks, idle, strict=True)
+    )
+
+
+def test_a_single_peak_is_that_of_the_whole_recipe() -> None:
+    found = measurement(
+        result(peak_memory_bytes=[700]), tiny_recipe(pipeline_parallel=2), problem(), 0.0
+    )
+    assert isinstance(found, Measurement)
+    assert found.peak_memory_bytes == (700,)
 
 
 def test_a_loss_that_was_not_finite() -> None:

@@ -33,6 +33,7 @@ from support import doubles
 from support.campaigns import spec_of, tiny
 from support.drivers import Campaigns, Scripted
 from support.drivers import failure as scripted_failure
+from support.known import Known, PooledTrials
 from support.rankings import measurement
 
 SPEC = spec_of(tiny())
@@ -107,8 +108,14 @@ def settings(name: str) -> SearchSettings:
     return SearchSettings(strategy=name, seed=1)
 
 
-def proposals(name: str, notices: Notices, told: Any = ()) -> Proposals:
-    return Proposals(search=settings(name), survey=SURVEY, told=told, notice=notices)
+def proposals(name: str, notices: Notices, told: Any = (), known: Known | None = None) -> Proposals:
+    return Proposals(
+        search=settings(name),
+        survey=SURVEY,
+        told=told,
+        known=known or Known(told),
+        notice=notices,
+    )
 
 
 def following(found: Proposals) -> Trial | Recipe | None:
@@ -146,7 +153,9 @@ def test_what_surely_does_not_fit_is_proposed_only_where_nothing_is_pruned(name:
 
     def proposed(gib: float, *, prune: bool = True) -> tuple[set[Recipe], int]:
         search = SearchSettings(strategy=name, seed=1, prune_infeasible=prune)
-        found = Proposals(search=search, survey=survey(gib), told=(), notice=Notices())
+        found = Proposals(
+            search=search, survey=survey(gib), told=(), known=Known(), notice=Notices()
+        )
         return set(drained(found)), found.pruned
 
     whole, few = set(SURVEY.recipes), proposed(limit)
@@ -199,6 +208,7 @@ def test_a_forecaster_remembers_what_was_known_before_it_is_told_what_is_stored(
         search=settings(register(lambda _, __: forecaster)),
         survey=SURVEY,
         told=[(SURVEY.recipes[0], FAILED)],
+        known=Known(),
         notice=Notices(),
         evidence=[known],
     )
@@ -210,7 +220,12 @@ def test_evidence_is_no_concern_of_a_strategy_that_predicts_nothing() -> None:
         problem=SPEC.problem, recipe=SURVEY.recipes[2], outcome=FAILED, origin="sweep.csv"
     )
     found = Proposals(
-        search=settings("exhaustive"), survey=SURVEY, told=(), notice=Notices(), evidence=[known]
+        search=settings("exhaustive"),
+        survey=SURVEY,
+        told=(),
+        known=Known(),
+        notice=Notices(),
+        evidence=[known],
     )
     assert drained(found) == list(SURVEY.recipes)
 
@@ -280,16 +295,19 @@ def test_what_others_disturbed_counts_for_a_running_driver_as_for_the_next_one(
     made: list[Remembers] = []
     name = register(lambda survey, _: made.append(Remembers(survey.recipes)) or made[-1])
     of, other = SURVEY.recipes[:2]
-    found, view = proposals(name, Notices()), View(name="c", strategy=name, legal_recipes=9)
+    stored, trials = Known(), PooledTrials()
+    found = proposals(name, Notices(), known=stored)
+    view = View(name="c", strategy=name, legal_recipes=9, pooled=trials.pooled)
     told, known = [(other, replace(SLOW))], [replace(one) for one in order]
-    found.tell(*told[0])
-    view.count(ended(*told[0]))
+    stored.tell(found, *told[0])
+    view.count(trials.add(ended(*told[0])))
     for number, outcome in enumerate(known, start=1):
         counting = undisturbed(known[:number])
-        assert found.tell(of, outcome) == any(outcome is one for one in counting)
-        view.count(ended(of, outcome, will_retry=outcome.is_disturbed))
+        assert stored.tell(found, of, outcome) == any(outcome is one for one in counting)
+        view.count(trials.add(ended(of, outcome, will_retry=outcome.is_disturbed)))
         told = [told[0], *((of, one) for one in counting)]
-        live, resumed = made[-1], View(name="c", strategy=name, legal_recipes=9)
+        live = made[-1]
+        resumed = View(name="c", strategy=name, legal_recipes=9, pooled=trials.pooled)
         proposals(name, Notices(), told)
         assert live.outcomes == made.pop().outcomes
         for pair in told:
@@ -303,23 +321,32 @@ def test_what_others_disturbed_counts_for_a_running_driver_as_for_the_next_one(
 def test_a_recipe_that_failed_after_measuring_counts_once_measured_again_as_in_the_ranking() -> (
     None
 ):
-    recipe, view = SURVEY.recipes[0], View(name="c", strategy="random", legal_recipes=9)
+    recipe, trials = SURVEY.recipes[0], PooledTrials()
+    view = View(name="c", strategy="random", legal_recipes=9, pooled=trials.pooled)
     shown = []
     for outcome in (FAST, FAILED, SLOW):
-        view.count(ended(recipe, outcome))
+        view.count(trials.add(ended(recipe, outcome)))
         shown.append((view.measured, view.best and view.best.tokens_per_s))
     assert shown == [(1, FAST.tokens_per_s), (0, None), (1, pool([FAST, SLOW]).tokens_per_s)]
 
 
 def ended(recipe: Recipe, outcome: Outcome, *, will_retry: bool = False) -> Ended:
     return Ended(
-        number=1, recipe=recipe, recipe_id=recipe.describe(), outcome=outcome, will_retry=will_retry
+        number=1 + list(SURVEY.recipes).index(recipe),
+        recipe=recipe,
+        recipe_id=recipe.describe(),
+        outcome=outcome,
+        will_retry=will_retry,
     )
 
 
 def test_a_repeat_that_others_disturbed_is_not_wanted_again() -> None:
     found = Proposals(
-        search=replace(settings("exhaustive"), repeats=2), survey=SURVEY, told=(), notice=Notices()
+        search=replace(settings("exhaustive"), repeats=2),
+        survey=SURVEY,
+        told=(),
+        known=Known(),
+        notice=Notices(),
     )
     recipe = SURVEY.recipes[0]
     assert (following(found), found.tell(recipe, FAST), following(found)) == (recipe, True, recipe)

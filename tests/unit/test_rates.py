@@ -26,6 +26,7 @@ from frontrunner.views.report import reported
 from support import doubles
 from support.campaigns import spec_of, tiny
 from support.charted import measured
+from support.known import Known
 
 TABLE = tiny(
     evaluator="simulated",
@@ -116,8 +117,11 @@ def test_strategies_are_told_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     search = SearchSettings(strategy="random", objectives=("tokens_per_device",))
     recipe = next(one for one in SURVEY.recipes if one.devices == 8)
     known = [(recipe, measured(80.0))]
-    proposals = Proposals(search=search, survey=SURVEY, told=known, notice=lambda *_, **__: None)
-    proposals.tell(recipe, measured(160.0))
+    stored = Known(known)
+    proposals = Proposals(
+        search=search, survey=SURVEY, told=known, known=stored, notice=lambda *_, **__: None
+    )
+    stored.tell(proposals, recipe, measured(160.0))
     assert [told.outcome.tokens_per_s for told in heard] == [10.0, 20.0]  # type: ignore[union-attr]
 
 

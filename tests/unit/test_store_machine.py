@@ -22,7 +22,9 @@ from frontrunner.results.records import Attempt, Trial
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import open_store
 from frontrunner.search.listener import Ended, View
+from frontrunner.search.stored_outcomes import StoredOutcomes
 from frontrunner.spaces.recipe import Recipe
+from support.campaigns import spec_of, tiny
 
 STEP_TIMES_S = (0.25, 0.5, 1.0)
 DISTURBED = Telemetry(foreign_limit=0.1, foreign_share=(0.4,), foreign_processes=("make 7",))
@@ -89,8 +91,13 @@ class Driver(RuleBasedStateMachine):
         self.final = 0
         self.log: list[tuple[str, Measurement | Failure]] = []
         self.spent = 0.0
-        self.live = View(name="c", strategy="s", legal_recipes=9)
+        self.live = self.view()
         self.lead()
+
+    def view(self) -> View:
+        problem = spec_of(tiny()).problem
+        stored = StoredOutcomes(self.store, self.campaign.id, problem)
+        return View(name="c", strategy="s", legal_recipes=9, pooled=stored.pooled)
 
     def teardown(self) -> None:
         self.store.close()
@@ -213,7 +220,7 @@ class Driver(RuleBasedStateMachine):
 
     @invariant()
     def a_driver_shows_what_its_successor_will_and_the_ranking_does(self) -> None:
-        resumed = View(name="c", strategy="s", legal_recipes=9)
+        resumed = self.view()
         trials = {trial.recipe: trial for trial in self.store.trials(self.campaign.id)}
         for recipe, outcome in self.store.final_outcomes(self.campaign.id):
             resumed.count(ended(trials[recipe], outcome))

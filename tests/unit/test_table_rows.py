@@ -45,7 +45,7 @@ def test_a_row_is_its_recipe_and_its_measurement(tmp_path: Path) -> None:
     assert isinstance(first, Measurement)
     assert isinstance(second, Measurement)
     assert first.tokens_per_s == pytest.approx(64 * 1024 / 1.5)
-    assert first.peak_memory_bytes == (20 * 2**30,) * 8
+    assert first.peak_memory_bytes == (20 * 2**30,)
     assert second.peak_memory_bytes_max_rank is None
     model, cluster = problem.problem.model, problem.problem.cluster
     assert (model.layers, model.hidden, model.ffn_matrices, cluster.devices) == (24, 2048, 2, 8)
