@@ -168,6 +168,11 @@ class Job:
             raise ValueError(
                 f"custom knob {flags[0]} is an argument of another trainer: this one takes none"
             )
+        if job.model.mtp_layers:
+            raise ValueError(
+                f"job.model.mtp_layers is {job.model.mtp_layers}, expected 0: this trainer predicts"
+                " no further tokens"
+            )
         if getattr(job, job.mode) is None:
             raise ValueError(f"job.mode is {job.mode!r}, so job.{job.mode} must not be null")
         return job

@@ -36,6 +36,7 @@ def test_a_job_survives_its_file() -> None:
         ((), {"recipe": None}, r"job\.recipe is None, expected an object"),
         ((), {"version": 3}, r"job\.version is 3, this trainer reads version 2"),
         ((), {"mode": "train"}, r"job\.train must not be null"),
+        (("model",), {"mtp_layers": 1}, r"job\.model\.mtp_layers is 1, expected 0"),
     ],
 )
 def test_a_wrong_value_is_named(
