@@ -34,7 +34,7 @@ from pathlib import Path
 import frontrunner
 from frontrunner.evaluators.analytic.simulated import Simulated
 from frontrunner.evaluators.probe import ProbeSettings
-from frontrunner.evaluators.registry import EVALUATORS
+from frontrunner.evaluators.registry import EVALUATORS, EvaluatorKind
 from frontrunner.results.outcome import Outcome
 from frontrunner.search.listener import Ended, Listener, View
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
@@ -211,7 +211,9 @@ def main() -> None:
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
-    EVALUATORS["simulated"] = f"{TimedSimulation.__module__}:{TimedSimulation.__name__}"
+    EVALUATORS["simulated"] = EvaluatorKind(
+        factory=f"{TimedSimulation.__module__}:{TimedSimulation.__name__}", simulates=True
+    )
     spec = campaign(chosen.trials, chosen.nodes, chosen.strategy)
     profiler = cProfile.Profile(time.process_time) if chosen.profile else None
     with tempfile.TemporaryDirectory() as folder:

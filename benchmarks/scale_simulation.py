@@ -43,7 +43,7 @@ from simulated_cluster import ClusterSettings, Record, SimulatedCluster
 import frontrunner
 from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
-from frontrunner.evaluators.registry import EVALUATORS
+from frontrunner.evaluators.registry import EVALUATORS, EvaluatorKind
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import open_store
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
@@ -158,7 +158,7 @@ def register(settings: ClusterSettings) -> tuple[Record, list[SimulatedCluster]]
     module = ModuleType("simulated_cluster_evaluator")
     vars(module)["make"] = make
     sys.modules[module.__name__] = module
-    EVALUATORS[NAME] = f"{module.__name__}:make"
+    EVALUATORS[NAME] = EvaluatorKind(factory=f"{module.__name__}:make")
     return record, made
 
 

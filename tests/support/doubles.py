@@ -1,22 +1,34 @@
 """Classes of tests under the names by which the program finds its evaluators and strategies."""
 
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from frontrunner.evaluators.registry import EvaluatorKind
+
 
 def register(
-    monkeypatch: pytest.MonkeyPatch, registry: dict[str, str], name: str, make: Any
+    monkeypatch: pytest.MonkeyPatch,
+    registry: dict[str, Any],
+    name: str,
+    make: Any,
+    entry: Callable[[str], Any] = str,
 ) -> None:
     """Have the registry's `name` mean `make`, in a module that was never a file, until the test is
-    over.
+    over; `entry` makes the registry's value of its path.
     """
     module = ModuleType(f"doubles_of_{name}")
     vars(module)["make"] = make
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(registry, name, f"{module.__name__}:make")
+    monkeypatch.setitem(registry, name, entry(f"{module.__name__}:make"))
+
+
+def as_evaluator(path: str) -> EvaluatorKind:
+    """Return the registry's entry of an evaluator that uses neither nodes nor data."""
+    return EvaluatorKind(factory=path)
 
 
 class Clock:

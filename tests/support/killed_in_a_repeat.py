@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from frontrunner.evaluators.analytic.simulated import Simulated
 from frontrunner.evaluators.protocol import ProbeOrder
-from frontrunner.evaluators.registry import EVALUATORS
+from frontrunner.evaluators.registry import EVALUATORS, EvaluatorKind
 from frontrunner.results.store import open_store
 from frontrunner.search.campaign_setup import stored_spec
 from frontrunner.search.driver import Driver
@@ -44,7 +44,7 @@ def main(url: str, name: str) -> None:
     vars(module)["evaluator"] = DiesInARepeat
     sys.modules[module.__name__] = module
     STRATEGIES["exhaustive"] = "test_doubles:strategy"
-    EVALUATORS["simulated"] = "test_doubles:evaluator"
+    EVALUATORS["simulated"] = EvaluatorKind(factory="test_doubles:evaluator", simulates=True)
     with open_store(url) as store:
         campaign = store.campaign(name)
         Driver(store=store, campaign=campaign, spec=stored_spec(campaign)).run()

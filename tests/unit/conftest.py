@@ -12,7 +12,7 @@ from frontrunner.evaluators.registry import EVALUATORS
 from frontrunner.results.outcome import Outcome
 from frontrunner.results.store import Store
 from frontrunner.spaces.recipe import Recipe
-from support.doubles import register
+from support.doubles import as_evaluator, register
 from support.drivers import Campaigns, Scripted
 
 
@@ -31,7 +31,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., type[Scripted]]:
         **attributes: Any,
     ) -> type[Scripted]:
         made = type("Mine", (base,), {"script": staticmethod(script), **attributes})
-        register(monkeypatch, EVALUATORS, "scripted", made)
+        register(monkeypatch, EVALUATORS, "scripted", made, as_evaluator)
         return made
 
     return follow

@@ -276,15 +276,6 @@ def test_a_launch_that_measured_nothing_is_no_success(folder: Path) -> None:
     assert finished.returncode == NothingLegal.exit_code
 
 
-def test_a_replay_on_one_machine_refuses_a_number_of_restarts(folder: Path) -> None:
-    launched = run("launch", "c.toml", "--json", cwd=folder)
-    recipe = json.loads(launched.stdout)["best"][0]["recipe_id"]
-    options = ["--steps", "2", "--anyway", "--restarts", "1"]
-    finished = run("replay", recipe, *options, cwd=folder)
-    assert "--restarts = 1: expected no such option" in error_of(finished)
-    assert finished.returncode == 2
-
-
 def test_label_changes_what_it_is_given_and_nothing_else(folder: Path) -> None:
     run("launch", "c.toml", cwd=folder)
 

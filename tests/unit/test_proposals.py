@@ -31,6 +31,7 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 from support import doubles
 from support.campaigns import spec_of, tiny
+from support.doubles import as_evaluator
 from support.drivers import Campaigns, Scripted
 from support.drivers import failure as scripted_failure
 from support.known import Known, PooledTrials
@@ -364,7 +365,7 @@ def test_asked_recipes_are_made_once_they_are_measured_and_a_failure_is_told(
 ) -> None:
     """The driver's count of three asked for, of which the second fails."""
     made = type("Mine", (Scripted,), {"script": staticmethod(lambda *_: None)})
-    doubles.register(monkeypatch, EVALUATORS, "scripted", made)
+    doubles.register(monkeypatch, EVALUATORS, "scripted", made, as_evaluator)
     asked = [SURVEY.recipes[0], *SURVEY.recipes[5:7]]
     with open_store(str(tmp_path / "store.db")) as store:
         campaigns = Campaigns(store, tmp_path / "runs")

@@ -11,6 +11,7 @@ from frontrunner.evaluators.protocol import ImmediateEvaluator
 from frontrunner.evaluators.registry import (
     EVALUATORS,
     GROUP,
+    EvaluatorKind,
     commands_of,
     make_evaluator,
     require_evaluator,
@@ -119,9 +120,9 @@ def test_the_documented_example_is_this_file_and_works(install: Install, tmp_pat
     assert {recipe.pipeline_parallel for recipe in survey.recipes} == {1}
 
 
-@pytest.mark.parametrize("path", EVALUATORS.values())
-def test_built_in_evaluators_are_where_the_registry_says(path: str) -> None:
-    module, name = path.factory.split(":")
+@pytest.mark.parametrize("kind", EVALUATORS.values())
+def test_built_in_evaluators_are_where_the_registry_says(kind: EvaluatorKind) -> None:
+    module, name = kind.factory.split(":")
     assert callable(getattr(import_module(module), name))
 
 
