@@ -93,6 +93,17 @@ def test_a_probe_ends_by_the_rules_of_our_own() -> None:
     assert ended(ProbeSettings(), rough[:5], spent_s=299.0) is ProbeEnding.LIMIT
 
 
+def test_a_gap_in_the_log_is_no_contradiction_to_the_clock() -> None:
+    steps = lines(*[1.0] * 8, pace_s=10.0)
+    assert "by our clock they took 70 s" in (why(steps) or "")
+    for step in steps[1:]:
+        step.is_after_gap = True
+    assert why(steps) is None
+    steps = lines(*[None] * 4)
+    steps[2].is_after_gap = True
+    assert times(steps) == [None, 1.0, None, 1.0]
+
+
 def why(steps: list[LoggedStep]) -> str | None:
     return why_inconsistent(timed(steps, RECIPE, PROBLEM), RECIPE, PROBLEM)
 
