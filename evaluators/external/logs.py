@@ -5,6 +5,7 @@ their verdict.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -389,6 +390,9 @@ def verdict(
         return Verdict(
             tuple(times[: settings.measured_steps]), ProbeEnding.FIXED if enough else None
         )
+    if not all(0 < time_s < math.inf for time_s in times):
+        # Such a log is implausible, whatever it says of further steps.
+        return Verdict(tuple(times), ProbeEnding.LIMIT)
     most_dropped = max(0, settings.most_steps // 2 - settings.warm_up_steps)
     times = settled(times, most_dropped=most_dropped, tolerance=settings.precision / 2)
     most = settings.most_steps - settings.warm_up_steps

@@ -139,6 +139,13 @@ def test_an_adaptive_probe_ends_when_its_step_time_is_known(tmp_path: Path) -> N
     assert outcome.ended is ProbeEnding.KNOWN
 
 
+def test_an_adaptive_probe_of_steps_that_take_no_time_is_implausible(tmp_path: Path) -> None:
+    setup = setup_with(tmp_path, "takes-no-time")
+    found = failure(replace(setup, probe=replace(setup.probe, measured_steps=None)))
+    assert found.kind is FailureKind.IMPLAUSIBLE
+    assert "after the first take 0 s, and by our clock they took" in found.message
+
+
 def test_a_trainer_gets_the_variables_it_was_given_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
