@@ -32,6 +32,8 @@ READ_BYTES = 2**21
 """Read at once. Searching this much takes 0.03 to 0.4 s, by the length of lines and the patterns
 (measured with those of the ready-made trainers).
 """
+REFILL_S = 0.1
+"""A stream may write more only so often, so that few lines say that others were left out."""
 LEFT_OUT = b"[frontrunner left out "
 """Beginning of each line that says that output was left out."""
 MIDDLE = b"\n- " + LEFT_OUT + b"%15d bytes of this log here]\n"
@@ -120,11 +122,11 @@ class _Stream:
         """Remove and return the lines that may be written now; leave out those for which there is
         no room to wait.
         """
-        self._allowed_bytes = min(
-            self._limits.burst_bytes,
-            self._allowed_bytes + (now_s - self._refilled_s) * self._limits.bytes_per_s,
-        )
-        self._refilled_s = now_s
+        waited_s = now_s - self._refilled_s
+        if waited_s >= REFILL_S:
+            refilled_bytes = self._allowed_bytes + waited_s * self._limits.bytes_per_s
+            self._allowed_bytes = min(self._limits.burst_bytes, refilled_bytes)
+            self._refilled_s = now_s
         lines: list[_Line] = []
         while self._waiting:
             size = len(self._waiting[0].content) + STAMP_BYTES

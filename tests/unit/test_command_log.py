@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from frontrunner.evaluators.external.command_log import (
     LEFT_OUT,
     MAX_LINE_BYTES,
     MIDDLE_LENGTH,
+    REFILL_S,
     UNLIMITED,
     Log,
     LogLimits,
@@ -84,6 +86,17 @@ def test_log_limits_the_rate_of_each_stream(tmp_path: Path) -> None:
     assert seen[-1] == 999
     assert contents(path)[-1] == b"after"
     assert path.read_bytes().splitlines()[-2].startswith(b"0.000000 "), "when it arrived"
+
+
+def test_log_says_seldom_that_lines_were_left_out(tmp_path: Path) -> None:
+    path, clock = tmp_path / "log", Clock()
+    log = Log(path, replace(RATE_LIMITED, bytes_per_s=10_000), clock=clock)
+    for tick in range(1000):
+        clock.seconds = tick / 500
+        log.write(b"flood\n" * 50)
+    assert path.read_bytes().count(LEFT_OUT) <= 2.0 / REFILL_S
+    log.close()
+    assert contents(path).count(b"flood") + left_out(path) == 50_000
 
 
 def test_log_keeps_the_end_of_each_stream_in_order_of_arrival(tmp_path: Path) -> None:
