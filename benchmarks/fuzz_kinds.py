@@ -401,6 +401,7 @@ ValueError: tensor parallel size 2 does not divide 3 heads
 
 def read_a_log(path: Path) -> None:
     from frontrunner.evaluators.external.command import why_disagreeing
+    from frontrunner.evaluators.external.command_log import UNLIMITED, Log
     from frontrunner.evaluators.external.logs import (
         LogReader,
         patterns_of,
@@ -408,19 +409,18 @@ def read_a_log(path: Path) -> None:
         verdict,
         why_inconsistent,
     )
-    from frontrunner.evaluators.external.supervisor import Log
     from frontrunner.evaluators.external.trainers import LOG_PATTERNS
     from frontrunner.evaluators.external.watch import exceptions
     from frontrunner.evaluators.probe.files import tail
 
     recipe, content = RECIPES[0], path.read_bytes()
     size = len(content)
-    written = Log(path)
+    written = Log(path, UNLIMITED)
     written.write(content)
     written.close()
     tool = sorted(LOG_PATTERNS)[size % len(LOG_PATTERNS)]
     log = LogReader(path.parent, patterns_of(LOG_PATTERNS[tool]))
-    log.advance()
+    log.read_all()
     steps = timed(log.steps, recipe, PROBLEM)
     verdict(steps, SPEC.probe, best_step_time_s=None, spent_s=1.0)
     why_disagreeing(log.statements, recipe, PROBLEM)

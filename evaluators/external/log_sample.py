@@ -8,8 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from frontrunner.evaluators.external import CommandSettings
+from frontrunner.evaluators.external.command_log import UNLIMITED, Log
 from frontrunner.evaluators.external.logs import LoggedStep, LogReader, Statement, patterns_of
-from frontrunner.evaluators.external.supervisor import LOG, Log
+from frontrunner.evaluators.external.supervisor import LOG
 from frontrunner.evaluators.external.trainers import log_patterns
 from frontrunner.evaluators.probe.files import tail
 from frontrunner.spaces.display import Displayed
@@ -56,11 +57,11 @@ def read_sample(settings: CommandSettings, path: Path) -> LogSample:
     patterns = patterns_of(log_patterns(settings))
     content = read_bytes(path, "log", hint="name a log of the trainer", most=MAX_BYTES)
     with TemporaryDirectory() as folder:
-        log = Log(Path(folder) / LOG)
+        log = Log(Path(folder) / LOG, UNLIMITED)
         log.write(content)
         log.close()
         reader = LogReader(Path(folder), patterns)
-        reader.advance()
+        reader.read_all()
     if not reader.steps:
         last_lines = tail(path, LAST_LINES).rstrip() or "(the file is empty)"
         raise bad_value(

@@ -5,6 +5,7 @@ their verdict.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from frontrunner.evaluators.external import clock
+from frontrunner.evaluators.external.command_log import LEFT_OUT, LogLines
 from frontrunner.evaluators.external.supervisor import LOG, of_node
 from frontrunner.evaluators.probe import ProbeSettings
-from frontrunner.evaluators.probe.files import LineReader
 from frontrunner.evaluators.probe.job import DEADLINE_SHARE
 from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.trainer.step_time_stats import ending, settled
@@ -138,10 +139,14 @@ def in_base_units(figures: Mapping[str, float], units: Mapping[str, float]) -> I
 class LoggedStep:
     """Figures of one logged step, or means since the one before; of repeated lines the first
     counts.
+
+    With `is_after_gap` the log states no number, and lines before it were left out, so that nobody
+    knows how many steps came between it and the one before.
     """
 
     number: int
     arrival_s: float
+    is_after_gap: bool = False
     time_s: float | None = None
     loss: float | None = None
     rates: dict[str, float] = field(default_factory=dict)
@@ -178,6 +183,24 @@ class Statement:
     source: str
 
 
+class _NodeLog:
+    """The log of one node, its steps by number, and whether lines were left out after the last
+    one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.lines = LogLines(path)
+        self.steps: dict[int, LoggedStep] = {}
+        self.has_gap = False
+
+    def new_lines(self) -> list[bytes]:
+        """Return the lines of the next piece."""
+        lines = self.lines.new_lines()
+        self.has_gap = self.has_gap or self.lines.has_gap
+        self.lines.has_gap = False
+        return lines
+
+
 class LogReader:
     """Follows the command's logs in a run folder, one for each node.
 
@@ -186,17 +209,17 @@ class LogReader:
     """
 
     def __init__(self, folder: Path, patterns: tuple[Pattern, ...], nodes: int = 1) -> None:
-        self._lines = [LineReader(folder / of_node(LOG, node)) for node in range(nodes)]
+        self._nodes = [_NodeLog(folder / of_node(LOG, node)) for node in range(nodes)]
         self._patterns = [(pattern, marks_a_step(pattern)) for pattern in patterns]
-        self._by_number: list[dict[int, LoggedStep]] = [{} for _ in range(nodes)]
         self._stated: dict[tuple[str, float], Statement] = {}
         self.peak_memory_bytes = 0
 
     @property
     def steps(self) -> list[LoggedStep]:
         """Return the steps logged so far, in the order of their arrival."""
-        found = max(self._by_number, key=len)
-        for others in self._by_number:
+        by_number = [node.steps for node in self._nodes]
+        found = max(by_number, key=len)
+        for others in by_number:
             for number in () if others is found else others.keys() & found.keys():
                 found[number].complete(others[number])
         return list(found.values())
@@ -207,29 +230,41 @@ class LogReader:
         return tuple(self._stated.values())
 
     def advance(self) -> bool:
-        """Read what is new, and return whether there was anything."""
-        wrote = [
-            self._advance(reader, steps)
-            for reader, steps in zip(self._lines, self._by_number, strict=True)
-        ]
+        """Read the next piece of what is new, and return whether there was anything."""
+        wrote = [self._advance(node) for node in self._nodes]
         return any(wrote)
 
-    def _advance(self, reader: LineReader, steps: dict[int, LoggedStep]) -> bool:
-        lines = reader.new_lines()
+    def read_all(self) -> bool:
+        """Read all that is new, and return whether there was anything."""
+        wrote = self.advance()
+        while self.is_behind:
+            self.advance()
+        return wrote
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether a log had more to read than one piece."""
+        return any(node.lines.is_behind for node in self._nodes)
+
+    def _advance(self, node: _NodeLog) -> bool:
+        lines = node.new_lines()
         for line in lines:
             arrival, _, raw = line[:MAX_LINE_BYTES].partition(b" ")
+            if raw.startswith(LEFT_OUT):
+                node.has_gap = True
+                continue
             text = COLORS.sub("", raw.decode("utf-8", errors="replace"))
             for pattern, marks in self._patterns:
                 found = pattern.finditer(
                     text[:MAX_SEARCHED_CHARACTERS]
                 )  # of memory, say: lines of two ranks may lack a newline
                 for match in itertools.islice(found, 1) if marks else found:
-                    self._add(steps, figures_of(match), text, float(arrival), marks=marks)
+                    self._add(node, figures_of(match), text, float(arrival), marks=marks)
         return bool(lines)
 
     def _add(
         self,
-        steps: dict[int, LoggedStep],
+        node: _NodeLog,
         figures: Mapping[str, float],
         line: str,
         arrival_s: float,
@@ -244,9 +279,16 @@ class LogReader:
                 self._stated.setdefault(
                     (name, figures[name]), Statement(name, figures[name], line.strip())
                 )
+        steps = node.steps
         if marks and figures:
             number = int(figures.get("step", max(steps, default=0) + 1))
-            steps.setdefault(number, LoggedStep(number=number, arrival_s=arrival_s)).add(figures)
+            if number not in steps:
+                is_after_gap = node.has_gap and "step" not in figures
+                steps[number] = LoggedStep(
+                    number=number, arrival_s=arrival_s, is_after_gap=is_after_gap
+                )
+                node.has_gap = False
+            steps[number].add(figures)
         elif steps:  # a loss, say, on a line of its own: of the step logged last
             next(reversed(steps.values())).add(figures)
 
@@ -291,11 +333,9 @@ def timed(steps: Sequence[LoggedStep], recipe: Recipe, problem: Problem) -> list
         claimed, rate = step.time_s, tokens_per_s_of(step, recipe, problem)
         if claimed is None and rate:
             claimed = tokens_per_step(recipe, problem) / rate
-        time_s = (
-            (step.arrival_s - previous.arrival_s) / covers
-            if claimed is None and previous
-            else claimed
-        )
+        time_s = claimed
+        if claimed is None and previous and not step.is_after_gap:
+            time_s = (step.arrival_s - previous.arrival_s) / covers
         is_claimed = claimed is not None
         found.append(
             TimedStep(logged=step, time_s=time_s, covers=covers, before=done, is_claimed=is_claimed)
@@ -350,6 +390,9 @@ def verdict(
         return Verdict(
             tuple(times[: settings.measured_steps]), ProbeEnding.FIXED if enough else None
         )
+    if not all(0 < time_s < math.inf for time_s in times):
+        # Such a log is implausible, whatever it says of further steps.
+        return Verdict(tuple(times), ProbeEnding.LIMIT)
     most_dropped = max(0, settings.most_steps // 2 - settings.warm_up_steps)
     times = settled(times, most_dropped=most_dropped, tolerance=settings.precision / 2)
     most = settings.most_steps - settings.warm_up_steps
@@ -385,11 +428,19 @@ def why_inconsistent(steps: Sequence[TimedStep], recipe: Recipe, problem: Proble
 
 
 def check_clock(steps: Sequence[TimedStep]) -> clock.ClockCheck:
-    """Compare the times that the log states with the arrival of its lines."""
+    """Compare the times that the log states with the arrival of its lines.
+
+    Where lines were left out between two steps without numbers, the interval counts as it was
+    observed, unless the log states more.
+    """
     if not any(step.is_claimed for step in steps):
         return clock.ClockCheck(None, is_decided=True)  # all times are from our clock
-    stated = [
-        clock.StatedTime(step.logged.arrival_s, step.covers * (step.time_s or 0.0))
-        for step in steps
-    ]
+    stated, before_s = list[clock.StatedTime](), 0.0
+    for step in steps:
+        arrival_s = step.logged.arrival_s
+        stated_s = step.covers * (step.time_s or 0.0)
+        if step.logged.is_after_gap:  # whether steps came in between is unknown
+            stated_s = max(stated_s, arrival_s - before_s)
+        stated.append(clock.StatedTime(arrival_s, stated_s))
+        before_s = arrival_s
     return clock.compare(stated)

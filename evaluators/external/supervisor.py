@@ -14,7 +14,7 @@ two, as `command-1.log`:
                      once per rank, "stop_file": of a replay, null of a probe; once it is not empty
                      the command gets a SIGTERM}
     command.log      out: the lines that it printed to stdout and stderr, each after the second of
-                     its arrival
+                     its arrival, within limits (`command_log.py`)
     ended.json       out: {"status": exit code or minus the signal, "seconds": s,
                      "peak_resident_bytes": of one process, "left": the ids of processes that were
                      killed and have not ended}
@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from frontrunner.evaluators.external import CommandSettings
+from frontrunner.evaluators.external.command_log import Log
 from frontrunner.evaluators.probe.control_group import ControlGroup
 from frontrunner.evaluators.probe.files import write_json
 from frontrunner.evaluators.probe.heartbeat import RunHeartbeat
@@ -73,7 +74,6 @@ DRAIN_S = 1.0
 KILL_S = 10.0
 END_S = GRACE_S + KILL_S + 5.0
 """How long a supervisor may take to end its command."""
-MAX_LINE_BYTES = 2**20
 NOT_STARTED = 127
 
 PLACE = ("node_rank", "node_list", "master_address", "master_port")
@@ -198,42 +198,6 @@ def read_end(run_folder: Path, node: int = 0) -> dict[str, Any] | None:
     return found
 
 
-class Log:
-    """The log of a command; a line ends with a newline, or with the carriage return of a progress
-    bar.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._began_s = time.monotonic()
-        self._unfinished: dict[int, bytes] = {}
-        path.write_bytes(b"")
-
-    @property
-    def seconds(self) -> float:
-        """Return the time since the start."""
-        return time.monotonic() - self._began_s
-
-    def write(self, data: bytes, stream: int = 0) -> None:
-        """Write the lines that these bytes complete, of one of the processes that write at the same
-        time.
-        """
-        unfinished = self._unfinished.get(stream, b"")
-        if len(unfinished) > MAX_LINE_BYTES:
-            data = b"\n" + data
-        *lines, self._unfinished[stream] = (unfinished + data).replace(b"\r", b"\n").split(b"\n")
-        if lines:
-            with self._path.open(
-                "ab"
-            ) as file:  # closed at once: a network file system shows what was closed
-                file.write(b"".join(b"%.6f %b\n" % (self.seconds, line) for line in lines))
-
-    def close(self) -> None:
-        """Write what is left."""
-        for stream in [stream for stream, text in self._unfinished.items() if text]:
-            self.write(b"\n", stream)
-
-
 def starts(
     order: Mapping[str, Any], folder: Path, place: Place
 ) -> Iterator[tuple[list[str], dict[str, str]]]:
@@ -264,7 +228,8 @@ def run(folder: Path, place: Place, log: Log, group: ControlGroup | None) -> int
     first status that is not 0.
     """
     order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
-    processes: dict[int, subprocess.Popen[bytes]] = {}
+    processes: list[subprocess.Popen[bytes]] = []
+    streams: dict[int, str] = {}
     request = sys.stdin.fileno()
     for arguments, environment in starts(order, folder, place):
         try:
@@ -276,48 +241,61 @@ def run(folder: Path, place: Place, log: Log, group: ControlGroup | None) -> int
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stderr=subprocess.PIPE,
                 start_new_session=True,
             )
         except OSError as error:
             log.write(f"{arguments[0]}: {error.strerror}\n".encode())
-            _end(processes.values())
+            _end(processes)
             return NOT_STARTED
-        processes[process.stdout.fileno()] = process  # type: ignore[union-attr]
+        of_rank = f" of local rank {len(processes)}" if order["starts_ranks"] else ""
+        streams[process.stdout.fileno()] = f"stdout{of_rank}"  # type: ignore[union-attr]
+        streams[process.stderr.fileno()] = f"stderr{of_rank}"  # type: ignore[union-attr]
+        processes.append(process)
     heartbeat, beaten = RunHeartbeat(), [folder] if place.node == 0 else []
     waiting, status, ended_s, failed_s, stop = (
-        [request, *processes],
+        [request, *streams],
         0,
         0.0,
         0.0,
         StopFile(order["stop_file"]),
     )
-    while not processes.keys().isdisjoint(waiting) or any(
-        one.poll() is None for one in processes.values()
+    while not streams.keys().isdisjoint(waiting) or any(
+        process.poll() is None for process in processes
     ):
         heartbeat.beat(beaten)
         ready, _, _ = select.select(waiting, [], [], POLL_S)
-        for output in processes.keys() & ready:
-            data = os.read(output, 1 << 16)
-            log.write(data, output)
-            if not data:
-                waiting.remove(output)
+        for output in _read(streams, ready, log):
+            waiting.remove(output)
         if request in ready:  # to end, or the end of who started this
             waiting.remove(request)
-            _end(processes.values())
-        stop.pass_on(processes.values())
-        statuses = [process.poll() for process in processes.values()]
+            _end(processes)
+        stop.pass_on(processes)
+        statuses = [process.poll() for process in processes]
         status = status or next(filter(None, statuses), 0)
         failed_s = failed_s or (log.seconds if status else 0.0)
         if None not in statuses:
             ended_s = ended_s or log.seconds
-            if processes.keys().isdisjoint(ready) or log.seconds - ended_s > DRAIN_S:
+            if streams.keys().isdisjoint(ready) or log.seconds - ended_s > DRAIN_S:
                 break
         elif (
             failed_s and log.seconds - failed_s > PEER_GRACE_S and not stop.is_there
         ):  # the other ranks wait for it
-            _end(processes.values())
+            _end(processes)
     return status
+
+
+def _read(streams: Mapping[int, str], ready: Collection[int], log: Log) -> set[int]:
+    """Pass the output that is ready on to the log; return the streams that have ended."""
+    ended = set[int]()
+    for output, stream in streams.items():
+        if output in ready:
+            data = os.read(output, 1 << 16)
+            log.write(data, stream)
+            if not data:
+                ended.add(output)
+    log.write_waiting()
+    return ended
 
 
 class StopFile:

@@ -117,7 +117,7 @@ class CommandWatch(Watch):
             processes.is_interrupted and not self.is_measured and any(processes.statuses.values())
         )
         if processes.have_ended and not was_interrupted:
-            return True
+            return not self.log.is_behind
         self.lost = processes.why_lost(
             have_begun=self.began_s is not None, have_ended=processes.have_ended
         )

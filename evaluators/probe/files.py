@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from frontrunner.results.redaction import without_secrets
 from frontrunner.spaces.document import write_bytes
@@ -52,13 +52,17 @@ class LineReader:
         """Return the lines completed since the last call; empty if there is no file."""
         try:
             with self._path.open("rb") as file:
-                file.seek(self._offset)
-                text = file.read()
+                text = self._read(file)
         except FileNotFoundError:
             return []
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)
         return whole.splitlines()
+
+    def _read(self, file: IO[bytes]) -> bytes:
+        """Return what follows `_offset` in the file."""
+        file.seek(self._offset)
+        return file.read()
 
 
 def tail(path: Path, lines: int = 15, max_bytes: int = 16_384) -> str:

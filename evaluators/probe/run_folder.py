@@ -32,7 +32,7 @@ from frontrunner.results.outcome import Failure, Measurement, Outcome, refuse_un
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-UNFINISHED = re.compile(r"\..+\.json\.\d+")
+UNFINISHED = re.compile(r"\..+\.(?:json|log)\.\d+")
 """Name of a JSON file before it is whole: see `write_bytes`."""
 CANCEL = "cancel"
 ATTEMPT = "attempt.json"

@@ -169,7 +169,7 @@ def _progress(spec: CampaignSpec, recipe: Recipe, folder: Path) -> tuple[str, in
         log = logs.LogReader(
             folder, logs.patterns_of(command.log_patterns), nodes_used(recipe, spec.problem)
         )
-        began = log.advance()
+        began = log.read_all()
         found = logs.timed(log.steps, recipe, spec.problem)
         done = min(sum(step.covers for step in found), spec.probe.most_steps)
         return (

@@ -16,6 +16,7 @@ import pytest
 
 from frontrunner.evaluators.external import CommandSettings
 from frontrunner.evaluators.external.command import VARIABLES
+from frontrunner.evaluators.external.command_log import LIMITS
 from frontrunner.evaluators.external.supervisor import RUN_TAG, reserved_port
 from frontrunner.evaluators.probe.processes import driver_tags
 from frontrunner.evaluators.probe.run_folder import RunFolder
@@ -99,6 +100,20 @@ def test_a_log_becomes_a_measurement_and_the_trainer_is_ended(tmp_path: Path) ->
     assert 0 < outcome.build_time_s < outcome.node_seconds
 
 
+@pytest.mark.parametrize("behaviour", ["floods", "floods-stderr"])
+def test_steps_are_seen_beside_and_after_a_flood_of_output(tmp_path: Path, behaviour: str) -> None:
+    """70 MB of lines on stdout between two steps; or bytes without an end or a line break on
+    stderr.
+    """
+    setup = setup_with(tmp_path, behaviour, step_deadline_s=20.0)
+    outcome = ended(setup).outcome
+    assert isinstance(outcome, Measurement), outcome
+    assert len(outcome.step_times_s) == 3
+    log = (order(setup).run_folder / "command.log").read_bytes()
+    assert b"[frontrunner left out " in log
+    assert len(log) < LIMITS.file_bytes / 8
+
+
 def test_the_outcome_is_on_disk_and_harvested_as_it_was_returned(tmp_path: Path) -> None:
     setup = setup_with(tmp_path, "steps")
     finished = ended(setup)
@@ -122,6 +137,13 @@ def test_an_adaptive_probe_ends_when_its_step_time_is_known(tmp_path: Path) -> N
     outcome = ended(replace(setup, probe=probe)).outcome
     assert isinstance(outcome, Measurement), outcome
     assert outcome.ended is ProbeEnding.KNOWN
+
+
+def test_an_adaptive_probe_of_steps_that_take_no_time_is_implausible(tmp_path: Path) -> None:
+    setup = setup_with(tmp_path, "takes-no-time")
+    found = failure(replace(setup, probe=replace(setup.probe, measured_steps=None)))
+    assert found.kind is FailureKind.IMPLAUSIBLE
+    assert "after the first take 0 s, and by our clock they took" in found.message
 
 
 def test_a_trainer_gets_the_variables_it_was_given_and_no_others(

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 STEP_TIME_S = 0.02
-FACTORS = {"mistakes-units": 1e3, "flatters-itself": 0.1}
+FACTORS = {"mistakes-units": 1e3, "flatters-itself": 0.1, "takes-no-time": 0.0}
 """What some behaviours print instead of a step's time, as a factor."""
 
 
@@ -31,14 +31,12 @@ def main() -> None:
         raise AssertionError("heads are not divisible by 3")
     if behave == "no-memory":
         raise RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB")
-    if behave == "leaves-ranks":  # as torchrun does: ranks in sessions of their own
-        rank = subprocess.Popen(
-            [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
-        )
-        Path("rank.pid").write_text(str(rank.pid))
+    start_others(behave)
     if behave == "says-another-batch":
         print(f"configured micro batch {given.micro_batch + 3}")
-    for step in range(1, given.steps + 1):
+    # After a pause more steps are needed to compare the log's times with the clock.
+    steps = 3 * given.steps if behave == "floods" else given.steps
+    for step in range(1, steps + 1):
         began_s = time.perf_counter()
         time.sleep(STEP_TIME_S)
         seconds = time.perf_counter() - began_s
@@ -48,8 +46,20 @@ def main() -> None:
         report(step, seconds, behave)
         if behave in ("hangs", "ignores-signals") and step == 2:
             stand_still(awake=behave == "ignores-signals")
-    if behave == "goes-on":
+    if behave in ("goes-on", "floods"):
         time.sleep(600)
+
+
+def start_others(behave: str) -> None:
+    """Start processes beside the training."""
+    if behave == "leaves-ranks":  # as torchrun does: ranks in sessions of their own
+        rank = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
+        )
+        Path("rank.pid").write_text(str(rank.pid))
+    if behave == "floods-stderr":
+        flood = "import os\nwhile True: os.write(2, bytes(100_000))"
+        subprocess.Popen([sys.executable, "-c", flood])
 
 
 def fail(step: int, behave: str) -> None:
@@ -64,11 +74,13 @@ def report(step: int, seconds: float, behave: str) -> None:
     """Print the line of a step."""
     loss = "nan" if behave == "diverges" and step == 4 else f"{5 / step:.4f}"
     shown_s = seconds * FACTORS.get(behave, 1.0)
-    rate = 8 * 32 / (seconds if behave == "mistakes-units" else shown_s)
+    rate = 8 * 32 / (seconds if behave == "mistakes-units" else shown_s or seconds)
     if behave == "boasts":
         rate = 999_999
     name = "stage" if behave == "says-nothing-known" else "step"
     print(f"{name} {step}: {shown_s:.6f} s loss {loss} rate {rate:.1f} peak 0.25 GiB", flush=True)
+    if behave == "floods" and step == 2:
+        sys.stdout.write((999 * "x" + "\n") * 70_000)
 
 
 def stand_still(*, awake: bool) -> None:

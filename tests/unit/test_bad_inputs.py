@@ -21,8 +21,9 @@ from frontrunner.config.toml_file import parse_toml
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.export.reading import Given, json_table
 from frontrunner.evaluators.export.tools import TOOLS
+from frontrunner.evaluators.external.command_log import Log
 from frontrunner.evaluators.external.logs import LogReader, patterns_of
-from frontrunner.evaluators.external.supervisor import LOG, Log
+from frontrunner.evaluators.external.supervisor import LOG
 from frontrunner.evaluators.external.trainers import LOG_PATTERNS
 from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.tables.rows import read_problems
@@ -271,6 +272,6 @@ class TestLogs:
         good = b" iteration 7/ 9 | elapsed time per iteration (ms): 5.5 |\n"
         log = self.reader(tmp_path, b"x" * 3_000_000 + b"\n" + good)
         begin = time.process_time()
-        assert log.advance()
+        assert log.read_all()
         assert [step.number for step in log.steps] == [7]
         assert quickly(begin)

@@ -1,10 +1,12 @@
 """Logs of real trainers, as they were published, read by the patterns that ship."""
 
+import math
 from pathlib import Path
 
 import pytest
 
 from frontrunner.evaluators.external import CommandSettings
+from frontrunner.evaluators.external.command_log import Log, LogLimits
 from frontrunner.evaluators.external.log_sample import read_sample
 from frontrunner.evaluators.external.logs import (
     LogReader,
@@ -13,7 +15,7 @@ from frontrunner.evaluators.external.logs import (
     pattern_of,
     patterns_of,
 )
-from frontrunner.evaluators.external.supervisor import LOG, Log, of_node
+from frontrunner.evaluators.external.supervisor import LOG, of_node
 from frontrunner.evaluators.external.trainers import LOG_PATTERNS
 from frontrunner.spaces.errors import InvalidInput
 
@@ -253,6 +255,47 @@ def test_a_line_that_is_still_being_written_waits(tmp_path: Path) -> None:
     assert [(step.number, step.time_s) for step in reader.steps] == [(1, 0.5), (2, 0.25), (3, 0.75)]
     arrivals = [step.arrival_s for step in reader.steps]
     assert arrivals == sorted(arrivals)
+
+
+def test_log_reader_knows_steps_after_lines_that_were_left_out(tmp_path: Path) -> None:
+    """A number in the log says how many steps were left out; without one nobody knows."""
+    reader = LogReader(
+        tmp_path, patterns_of([r"(?:^step (?P<step>\d+) )?took (?P<step_time_s>\S+) s"])
+    )
+    left_out = "[frontrunner left out 2 lines (9 bytes) of stdout here: rate limit 1 bytes/s]"
+    texts = (
+        "took 0.5 s",
+        left_out,
+        "noise",
+        "took 0.6 s",
+        "took 0.7 s",
+        left_out,
+        "step 9 took 1 s",
+    )
+    (tmp_path / LOG).write_text("".join(f"{at}.0 {text}\n" for at, text in enumerate(texts)))
+    assert reader.advance()
+    assert [(step.number, step.is_after_gap) for step in reader.steps] == [
+        (1, False),
+        (2, True),
+        (3, False),
+        (9, False),
+    ]
+
+
+def test_log_reader_knows_steps_after_the_middle_of_a_file(tmp_path: Path) -> None:
+    log = Log(tmp_path / LOG, LogLimits(file_bytes=2**26, burst_bytes=math.inf, bytes_per_s=0.0))
+    reader = LogReader(tmp_path, patterns_of([r"took (?P<step_time_s>\S+) s"]))
+    log.write(b"took 1 s\n")
+    assert reader.advance()
+    for _ in range(1400):
+        log.write(b"x" * 2**15 + b"\n")
+    log.write(b"took 2 s\ntook 3 s\n")
+    assert reader.read_all()
+    assert [(step.number, step.is_after_gap) for step in reader.steps] == [
+        (1, False),
+        (2, True),
+        (3, False),
+    ]
 
 
 def test_steps_are_of_the_node_that_logs_most_completed_by_the_others(tmp_path: Path) -> None:

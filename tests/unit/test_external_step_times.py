@@ -13,7 +13,8 @@ from frontrunner.evaluators.external.logs import (
 )
 from frontrunner.evaluators.external.watch import exceptions
 from frontrunner.evaluators.probe import ProbeSettings
-from frontrunner.results.outcome import ProbeEnding
+from frontrunner.evaluators.probe.measure import measurement
+from frontrunner.results.outcome import Failure, FailureKind, ProbeEnding
 from support.campaigns import spec_of, tiny, tiny_recipe
 
 PROBLEM = spec_of(tiny()).problem  # 8 sequences of 32 tokens
@@ -91,6 +92,40 @@ def test_a_probe_ends_by_the_rules_of_our_own() -> None:
     rough = lines(9.0, 9.0, 2.0, 2.2, 1.8, 2.1)
     assert ended(ProbeSettings(), rough, best_step_time_s=1.0) is ProbeEnding.SLOWER
     assert ended(ProbeSettings(), rough[:5], spent_s=299.0) is ProbeEnding.LIMIT
+
+
+@pytest.mark.parametrize("impossible_s", [0.0, -1.0, float("inf")])
+def test_a_probe_ends_at_once_with_a_time_that_no_step_takes(impossible_s: float) -> None:
+    steps = timed(lines(9.0, 9.0, impossible_s, impossible_s, 1.0), RECIPE, PROBLEM)
+    found = verdict(steps, ProbeSettings(), best_step_time_s=None, spent_s=0.0)
+    assert found == ((impossible_s, impossible_s, 1.0), ProbeEnding.LIMIT)
+    outcome = measurement(
+        {
+            "status": "measured",
+            "step_times_s": found.times_s,
+            "peak_memory_bytes": (1,),
+            "losses": [],
+            "build_time_s": 0.0,
+            "first_step_time_s": 9.0,
+        },
+        RECIPE,
+        PROBLEM,
+        1.0,
+    )
+    assert isinstance(outcome, Failure)
+    assert outcome.kind is FailureKind.IMPLAUSIBLE
+    assert outcome.policy.max_attempts == 1
+
+
+def test_a_gap_in_the_log_is_no_contradiction_to_the_clock() -> None:
+    steps = lines(*[1.0] * 8, pace_s=10.0)
+    assert "by our clock they took 70 s" in (why(steps) or "")
+    for step in steps[1:]:
+        step.is_after_gap = True
+    assert why(steps) is None
+    steps = lines(*[None] * 4)
+    steps[2].is_after_gap = True
+    assert times(steps) == [None, 1.0, None, 1.0]
 
 
 def why(steps: list[LoggedStep]) -> str | None:
