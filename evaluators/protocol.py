@@ -24,12 +24,16 @@ QUEUED = "waiting for nodes"
 class ProbeOrder:
     """One attempt at a recipe; a probe may end once it is clearly slower than the campaign's
     `best_tokens_per_s`.
+
+    `avoids` are the names of nodes that have lost this recipe. The attempt waits for others, where
+    there are enough of them.
     """
 
     token: str
     recipe: Recipe
     run_folder: Path
     best_tokens_per_s: float | None = None
+    avoids: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +57,14 @@ class Finished:
     a walltime.
 
     `blames_nodes` is False where that was a whole allocation, which says nothing of its nodes.
+    `has_stepped` is False where no training step was seen.
     """
 
     token: str
     outcome: Outcome
     is_cut: bool = False
     blames_nodes: bool = True
+    has_stepped: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

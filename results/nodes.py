@@ -6,20 +6,24 @@ checks, finds the same.
 
 1. Attempts speak against a node as their run folders say (`evaluators.cluster.nodes`): it was lost,
    hung, crashed, or lagged behind its peers. A crash counts once its recipe was measured without
-   the node; hangs of one recipe count once; a measurement to which the node was no hindrance clears
-   it.
-2. A node is set aside once `after` attempts in a row speak against it, while others did well:
-   another node was measured without it and nothing has spoken against that one since, or its peers
-   in these attempts had no trouble.
-3. After a cool-down, which doubles each time, a check of the node decides: it is used again, or
+   the node. Hangs of one recipe count once. So do losses of a recipe that several nodes have lost,
+   if one of them has measured any. A measurement to which the node was no hindrance clears it.
+2. A node is set aside once `after` losses without a measurement on it show that it was this node.
+3. It is also set aside once `after` attempts of any kind in a row speak against it, while others
+   did well: another node was measured without it and nothing has spoken against that one since, or
+   its peers in these attempts had no trouble.
+4. After a cool-down, which doubles each time, a check of the node decides: it is used again, or
    waits once more.
+5. The next attempt at a recipe avoids the nodes that have lost it. The first loss of a recipe on a
+   node, before the first step, does not count against the recipe. Further ones do if one of the
+   nodes that lost it has measured any recipe, or if no node is set aside for such losses.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -33,7 +37,7 @@ from frontrunner.results.schema import AttemptRow, EventRow, FailureRow, NodesRo
 from frontrunner.results.states import CampaignState
 
 QUARANTINE_AFTER = 2
-"""One loss may be bad luck. With 2 a node cannot use up the four attempts of a lost probe alone."""
+"""One loss may be bad luck."""
 QUARANTINE_MINUTES = 30.0
 """Assumed: about what a reboot, or the end of another job, takes. A check takes a node for half a
 minute.
@@ -45,6 +49,8 @@ fine.
 AWAITED = "nodes-awaited"
 """Event of probes that wait for nodes, with `why`."""
 STRAGGLING = "straggling"
+MOST_NAMED = 3
+"""Nodes that are set aside, each of which gets a line of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +60,25 @@ class AttemptNodes:
     names: tuple[str, ...]
     troubles: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def names_culprits(self) -> bool:
+        """Return whether the files tell which nodes had trouble and which had not."""
+        return len(self.names) == 1 or len(self.troubles) < len(self.names)
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTrouble:
-    """An attempt that speaks against a node; `kind` is the failure's, or `STRAGGLING`."""
+    """An attempt that speaks against a node; `kind` is the failure's, or `STRAGGLING`.
+
+    `names_node`: the attempt had this node alone, or other nodes of it had no trouble.
+    """
 
     trial: int
     at: str
     kind: str
     why: str
     peers_did_well: bool = False
+    names_node: bool = False
 
     def __str__(self) -> str:
         return f"probe {self.trial} {self.kind} at {self.at[11:16]}: {self.why}"
@@ -88,7 +103,24 @@ class SetAside:
         when = f"is set aside since {minute(self.since)}, until a check after {minute(self.until)}"
         if not self.until:
             when = f"was set aside from {minute(self.since)} on"
-        return f"node {self.node} {when}: {'; '.join(map(str, self.troubles))}{again}"
+        return f"node {self.node} {when}: {self.evidence}{again}"
+
+    @property
+    def evidence(self) -> str:
+        """Return how many attempts speak against the node, and the last of them, in words."""
+        last = str(self.troubles[-1])
+        count = len(self.troubles)
+        return last if count == 1 else f"{count} attempts speak against it, the last: {last}"
+
+
+def set_aside_in_words(nodes: Sequence[SetAside | str]) -> list[str]:
+    """Return a line for each of the first nodes, or the words there are of it, and one for how many
+    more there are.
+    """
+    lines = [str(node) for node in nodes[:MOST_NAMED]]
+    if more := len(nodes) - len(lines):
+        lines.append(f"set aside as well: {more} more")
+    return lines
 
 
 def minute(at: str) -> str:
@@ -113,6 +145,8 @@ class NodeLedger:
         """
         self._against: dict[str, list[NodeTrouble]] = {}
         self._crashed: dict[int, list[tuple[str, NodeTrouble]]] = {}
+        self._lost: dict[int, set[str]] = {}
+        self._measured: set[str] = set()
         self._times: Counter[str] = Counter()
 
     @classmethod
@@ -136,13 +170,19 @@ class NodeLedger:
             if why is not None:
                 words = STRAGGLING if kind is None else kind.value
                 trouble = NodeTrouble(
-                    trial=trial, at=at, kind=words, why=why, peers_did_well=did_well
+                    trial=trial,
+                    at=at,
+                    kind=words,
+                    why=why,
+                    peers_did_well=did_well,
+                    names_node=nodes.names_culprits,
                 )
                 if kind is FailureKind.CRASHED:
                     self._crashed.setdefault(trial, []).append((name, trouble))
                 else:
                     self._charge(name, trouble)
             elif kind is None:
+                self._measured.add(name)
                 self._against.pop(name, None)
                 self._did_well[name] = self._did_well.get(name, frozenset(nodes.names)) & frozenset(
                     nodes.names
@@ -150,7 +190,23 @@ class NodeLedger:
         for name, trouble in self._crashed.pop(trial, []) if kind is None else []:
             if name not in nodes.names:
                 self._charge(name, trouble)
+        if kind is None:
+            self._lost.pop(trial, None)
         return self._decide(at)
+
+    def lost_on(self, trial: int) -> frozenset[str]:
+        """Return the nodes that have lost a recipe since it was measured last."""
+        return frozenset(self._lost.get(trial, ()))
+
+    def excuses(self, nodes: AttemptNodes, *, trial: int) -> bool:
+        """Return whether a loss before the first step, still to be noted, speaks against its nodes
+        alone.
+        """
+        lost_on = self.lost_on(trial)
+        if not nodes.troubles or not lost_on & nodes.troubles.keys():
+            return bool(nodes.troubles)
+        will_be_set_aside = self._after > 0 and nodes.names_culprits
+        return will_be_set_aside and not lost_on & self._measured
 
     def note_check(self, node: str, *, at: str, found: str) -> None:
         """Take in a check: `found` is what is not fine, empty where the node is to be used
@@ -166,7 +222,12 @@ class NodeLedger:
     def _charge(self, name: str, trouble: NodeTrouble) -> None:
         self._did_well.pop(name, None)
         known = self._against.get(name, [])
-        is_repeat = trouble.kind == FailureKind.HUNG and (trouble.kind, trouble.trial) in {
+        may_be_recipe = trouble.kind == FailureKind.HUNG
+        if trouble.kind == FailureKind.LOST:
+            losers = self._lost.setdefault(trouble.trial, set())
+            losers.add(name)
+            may_be_recipe = len(losers) > 1 and bool(losers & self._measured)
+        is_repeat = may_be_recipe and (trouble.kind, trouble.trial) in {
             (one.kind, one.trial) for one in known
         }
         if name not in self.aside and not is_repeat:
@@ -177,7 +238,12 @@ class NodeLedger:
         for name, troubles in list(self._against.items()):
             if not self._after or len(troubles) < self._after:
                 continue
-            if self._others_do_well(name) or all(one.peers_did_well for one in troubles):
+            losses = sum(one.kind == FailureKind.LOST and one.names_node for one in troubles)
+            if (
+                losses >= self._after
+                or self._others_do_well(name)
+                or all(one.peers_did_well for one in troubles)
+            ):
                 until = _later(at, self._minutes * 2 ** self._times[name])
                 self.aside[name] = SetAside(
                     node=name, since=at, until=until, troubles=tuple(troubles)
@@ -188,8 +254,8 @@ class NodeLedger:
         return found
 
     def _others_do_well(self, name: str) -> bool:
-        """Return whether another node does: load on all of them must not set them aside one after
-        the other.
+        """Return whether another node does: load on all of them, or one fault that all share, must
+        not set them aside one after the other.
         """
         return any(name not in names for names in self._did_well.values())
 

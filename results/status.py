@@ -15,7 +15,13 @@ from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from frontrunner.results.displayed_rows import DisplayedRows
 from frontrunner.results.lease import holder_identity, is_held
-from frontrunner.results.nodes import AttemptNodes, SetAside, nodes_of, set_aside
+from frontrunner.results.nodes import (
+    AttemptNodes,
+    SetAside,
+    nodes_of,
+    set_aside,
+    set_aside_in_words,
+)
 from frontrunner.results.outcome import (
     Failure,
     FailureKind,
@@ -99,6 +105,11 @@ class Status(Displayed):
     def state_in_words(self) -> str:
         """The campaign's state, or `CUT_OFF`."""
         return state_in_words(self.campaign.state, is_driven=self.driver_is_live)
+
+    @property
+    def nodes_aside_in_words(self) -> list[str]:
+        """Lines about the nodes that no probe gets now."""
+        return set_aside_in_words(self.nodes_aside)
 
 
 @dataclass(frozen=True, kw_only=True)

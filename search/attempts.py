@@ -42,10 +42,12 @@ from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
 
 MAX_ATTEMPTS = 8
-"""Per trial, over all drivers, cut attempts not counted: some recipes crash their driver."""
+"""Per trial, over all drivers, attempts not counted that were cut or that a bad node lost: some
+recipes crash their driver.
+"""
 MOST_CUTS = 50
-"""Attempts per trial, those included that preemption or walltimes cut: with more it will never be
-measured there.
+"""Attempts per trial, those included that preemption, walltimes or bad nodes cut: with more it will
+never be measured there.
 """
 MOST_DISTURBED = 3
 """Measurements in a row of a trial that other processes disturb; after the last it is not measured
@@ -84,8 +86,8 @@ class RetryPolicy:
         self._futile_repeats = 0
 
     def deserves_retry(self, attempt: Attempt, outcome: Outcome, *, is_cut: bool = False) -> bool:
-        """Return whether another attempt follows; one that `is_cut`, losing its nodes, does not
-        count.
+        """Return whether another attempt follows; one that `is_cut`, by the loss of its nodes or by
+        a bad node, does not count.
         """
         trial = attempt.trial_id
         if isinstance(outcome, Measurement):
@@ -304,6 +306,7 @@ class CampaignSession:
             recipe=trial.recipe,
             run_folder=folder,
             best_tokens_per_s=self._tokens_per_s_to_beat(trial),
+            avoids=self._nodes.lost_on(trial.number),
         )
         self.running[order.token] = RunningAttempt(
             trial=trial,
@@ -364,8 +367,15 @@ class CampaignSession:
         again.
         """
         ended = self.running.pop(finished.token)
-        how = {"is_cut": finished.is_cut, "blames_nodes": finished.blames_nodes}
-        return ended.trial, self._store_outcome(ended.attempt, ended.trial, finished.outcome, **how)
+        will_retry = self._store_outcome(
+            ended.attempt,
+            ended.trial,
+            finished.outcome,
+            is_cut=finished.is_cut,
+            blames_nodes=finished.blames_nodes,
+            has_stepped=finished.has_stepped,
+        )
+        return ended.trial, will_retry
 
     def _store_outcome(
         self,
@@ -375,16 +385,18 @@ class CampaignSession:
         *,
         is_cut: bool,
         blames_nodes: bool = True,
+        has_stepped: bool = True,
     ) -> bool:
-        will_retry = self.retries.deserves_retry(attempt, outcome, is_cut=is_cut)
         nodes = attempt_nodes(Path(attempt.run_folder), outcome if blames_nodes else None)
+        is_lost = isinstance(outcome, Failure) and outcome.kind is FailureKind.LOST
+        if is_lost and not has_stepped and nodes is not None:
+            is_cut = is_cut or self._nodes.excuses(nodes, trial=trial.number)
+        will_retry = self.retries.deserves_retry(attempt, outcome, is_cut=is_cut)
         ended_at = self.writer.finish_attempt(attempt, outcome, retry=will_retry, nodes=nodes)
         if nodes is not None:
             kind = outcome.kind if isinstance(outcome, Failure) else None
             for one in self._nodes.note(nodes, trial=trial.number, at=ended_at, kind=kind):
-                self.notice(
-                    SET_ASIDE, node=one.node, until=one.until, why="; ".join(map(str, one.troubles))
-                )
+                self.notice(SET_ASIDE, node=one.node, until=one.until, why=one.evidence)
         if is_cut:
             self.writer.event(CUT, **_about(trial))
         self.budget.spend(outcome.node_seconds)

@@ -17,6 +17,9 @@ allocations:
 
 So nothing starves behind a stream of smaller probes. A probe that no allocation can hold, for lack
 of nodes or of time, has no reservation and delays nobody.
+
+A probe whose recipe some nodes have lost waits for others, where an allocation has enough of them.
+Where none has, it may use the same nodes again.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from frontrunner.evaluators.cluster.batch import (
     why_ended,
 )
 from frontrunner.evaluators.cluster.settings import RAY, NodeSource
+from frontrunner.results.nodes import set_aside_in_words
 from frontrunner.spaces.errors import NodesUnavailable, TooLittleTime
 
 if TYPE_CHECKING:
@@ -254,30 +258,37 @@ class Pool:
         self._count = self._failed_starts = self._short_of_nodes = 0
         self._at_a_time = source.allocations
 
-    def place(self, waiting: Sequence[Waiting], now_s: float) -> dict[str, HeldAllocation]:
-        """Return the allocation for each probe that can start now; request nodes, or raise
-        `NodesUnavailable`.
+    def place(
+        self, waiting: Sequence[Waiting], now_s: float
+    ) -> dict[str, tuple[HeldAllocation, tuple[str, ...]]]:
+        """Return an allocation and its nodes for each probe that can start now; request nodes, or
+        raise `NodesUnavailable`.
         """
         self._drop_ended(now_s)
         ready = {one.name: one for one in self._allocations if one.ready_s is not None}
-        placed = place(waiting, [self._room(one) for one in ready.values()], now_s)
-        left = [probe for probe in waiting if probe.token not in placed]
+        rooms = [self._room(one) for one in ready.values()]
+        choosy = [_with_some_nodes(probe, rooms, now_s) for probe in waiting]
+        placed = place(choosy, rooms, now_s)
+        left = [
+            probe._replace(avoids=frozenset()) for probe in waiting if probe.token not in placed
+        ]
         if left and not placed:
             self._replace_spent(left, ready.values(), now_s)
             self._request_more(left)
-        return {token: ready[name] for token, name in placed.items()}
+        idle = {room.name: room.idle for room in rooms}
+        found = {}
+        for probe in choosy:
+            if (name := placed.get(probe.token)) is not None:
+                hosts = probe.choose(idle[name])
+                idle[name] = tuple(host for host in idle[name] if host not in hosts)
+                found[probe.token] = ready[name], hosts
+        return found
 
     def avoid(self, aside: Mapping[str, str], *, due: Collection[str]) -> None:
         """Start no probe on these nodes, by name with the reason, from now on; request none of them
         that is not due.
         """
         self._aside, self._excluded = aside, tuple(sorted(aside.keys() - set(due)))
-
-    def hosts(self, allocation: HeldAllocation, nodes: int) -> tuple[str, ...]:
-        """Return that many of an allocation's free nodes, for a probe that `place` has placed
-        there.
-        """
-        return self._free(allocation)[:nodes]
 
     def free_allocation(self, host: str) -> HeldAllocation | None:
         """Return the allocation in which nothing runs on a node; None where it is in none, or in
@@ -308,14 +319,17 @@ class Pool:
         hosts: tuple[str, ...],
         expected_end_s: float,
     ) -> Placed:
-        """Start a step on nodes that `hosts` returned, in the allocation that `place` returned."""
+        """Start a step on the nodes that `place` returned, or on one to be checked."""
         placed = Placed(
             step=step, allocation=allocation, hosts=hosts, expected_end_s=expected_end_s
         )
         allocation.start(placed)
         self._steps.append(placed)
-        self._short_of_nodes = 0
         return placed
+
+    def note_success(self) -> None:
+        """Note that a step was not lost: not all nodes that can be had are bad."""
+        self._short_of_nodes = 0
 
     @property
     def waits_for(self) -> str:
@@ -350,13 +364,18 @@ class Pool:
 
     def _room(self, allocation: HeldAllocation) -> Room:
         """Return the room on the nodes that are not set aside, whose checks take none of it."""
-        occupied = [
-            Occupied(step.expected_end_s, len(set(step.hosts) - self._aside.keys()))
-            for step in self._steps
-            if step.allocation is allocation and not step.is_over
-        ]
-        nodes = len(set(allocation.hosts) - self._aside.keys())
-        return Room(name=allocation.name, nodes=nodes, end_s=allocation.end_s, occupied=occupied)
+        occupied = []
+        for step in self._steps:
+            if step.allocation is allocation and not step.is_over:
+                hosts = tuple(host for host in step.hosts if host not in self._aside)
+                occupied.append(Occupied(step.expected_end_s, len(hosts), hosts))
+        return Room(
+            name=allocation.name,
+            nodes=len(set(allocation.hosts) - self._aside.keys()),
+            end_s=allocation.end_s,
+            occupied=occupied,
+            idle=self._free(allocation),
+        )
 
     def _drop_ended(self, now_s: float) -> None:
         """Give back allocations that have ended, or waited for too long."""
@@ -390,7 +409,8 @@ class Pool:
     def _limit_to(self, others: Collection[HeldAllocation], why: str) -> None:
         if not others:
             raise NodesUnavailable(
-                "; ".join((why, *self._aside.values())), hint=f"see {self._folder}"
+                "; ".join((why, *set_aside_in_words([*self._aside.values()]))),
+                hint=f"see {self._folder}",
             )
         self._at_a_time = len(others)
         LOGGER.warning("%s; going on with %d allocations at a time", why, self._at_a_time)
@@ -412,7 +432,8 @@ class Pool:
                         f" {least} or more"
                     )
                     raise NodesUnavailable(
-                        f"{few}: {'; '.join(reasons)}", hint=f"see {self._folder}"
+                        f"{few}: {'; '.join(set_aside_in_words(reasons))}",
+                        hint=f"see {self._folder}",
                     )
             elif self._source.held is not None:
                 left_s = max(0.0, room.usable_until_s + MARGIN_S - now_s)
@@ -447,33 +468,44 @@ def _requested(source: NodeSource, name: str, folder: Path) -> HeldAllocation:
 
 class Waiting(NamedTuple):
     """A probe that waits for nodes, and how long it will hold them: its deadline if nothing better
-    is known.
+    is known. It starts on none of the nodes that it `avoids`.
     """
 
     token: str
     nodes: int
     expected_s: float
+    avoids: frozenset[str] = frozenset()
+
+    def choose(self, idle: Iterable[str]) -> tuple[str, ...]:
+        """Return its nodes, out of those that are idle."""
+        return tuple(host for host in idle if host not in self.avoids)[: self.nodes]
 
 
 class Occupied(NamedTuple):
-    """Nodes of an allocation that a running probe holds, and when it is expected to release
-    them.
+    """Nodes of an allocation that a running probe holds, by number and where known by name, and
+    when it is expected to release them.
     """
 
     expected_end_s: float
     nodes: int
+    hosts: tuple[str, ...] = ()
+
+    def nodes_for(self, probe: Waiting) -> int:
+        """Return how many of them a probe can use once they are released."""
+        return self.nodes - sum(host in self.hosts for host in probe.avoids)
 
 
 @dataclass(kw_only=True)
 class Room:
     """Nodes of an allocation until `end_s`; from `reserved_from_s` on `left_over` of them are free
-    for later probes.
+    for later probes. `idle` names those that nothing runs on, where names are known.
     """
 
     name: str
     nodes: int
     end_s: float | None = None
     occupied: list[Occupied] = field(default_factory=list)
+    idle: tuple[str, ...] = ()
     reserved_from_s: float = math.inf
     left_over: int = 0
 
@@ -496,10 +528,14 @@ class Room:
         """
         return self.usable_until_s, self.free, self.name
 
+    def free_for(self, probe: Waiting) -> int:
+        """Return how many free nodes the probe can use."""
+        return self.free - sum(host in self.idle for host in probe.avoids)
+
     def takes(self, probe: Waiting, now_s: float) -> bool:
         """Return whether the probe can start now, end in time, and not delay what is reserved."""
         end_s = now_s + probe.expected_s
-        if probe.nodes > self.free or end_s > self.usable_until_s:
+        if probe.nodes > self.free_for(probe) or end_s > self.usable_until_s:
             return False
         return end_s <= self.reserved_from_s or probe.nodes <= self.left_over
 
@@ -510,27 +546,36 @@ class Room:
         end_s = now_s + probe.expected_s
         if end_s > self.reserved_from_s:
             self.left_over -= probe.nodes
-        insort(self.occupied, Occupied(end_s, probe.nodes))
+        hosts = probe.choose(self.idle)
+        self.idle = tuple(host for host in self.idle if host not in hosts)
+        insort(self.occupied, Occupied(end_s, probe.nodes, hosts))
         self.free -= probe.nodes
 
     def first_enough(self, probe: Waiting, now_s: float) -> tuple[float, int]:
         """Return when enough nodes are expected to be free, infinity if never or too late, and how
-        many are free then.
+        many the probe can use then.
 
         The time is in the past if that has not happened: a reservation then stays in the allocation
         that has kept the probe waiting longest, instead of moving while others overrun.
         """
-        enough_s, free = now_s, self.free
+        enough_s, free = now_s, self.free_for(probe)
         for held in self.occupied:
             if free >= probe.nodes:
                 break
-            enough_s, free = held.expected_end_s, free + held.nodes
+            enough_s, free = held.expected_end_s, free + held.nodes_for(probe)
         is_in_time = max(enough_s, now_s) + probe.expected_s <= self.usable_until_s
         return enough_s if free >= probe.nodes and is_in_time else math.inf, free
 
     def holds(self, probe: Waiting, now_s: float) -> bool:
         """Return whether the probe can start here at the latest when all that runs has ended."""
         return math.isfinite(self.first_enough(probe, now_s)[0])
+
+
+def _with_some_nodes(probe: Waiting, rooms: Sequence[Room], now_s: float) -> Waiting:
+    """Return the probe, which avoids no node where that would leave it too few of them."""
+    if not probe.avoids or any(room.holds(probe, now_s) for room in rooms):
+        return probe
+    return probe._replace(avoids=frozenset())
 
 
 def place(waiting: Iterable[Waiting], rooms: Sequence[Room], now_s: float) -> dict[str, str]:

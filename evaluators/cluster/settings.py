@@ -213,8 +213,8 @@ class DispatchSettings:
     default 60.
     """
     quarantine_after: int | None = None
-    """A node on which this many attempts in a row were lost, hung, crashed or held up, while others
-    did well, is set aside; by default 2, and never with 0.
+    """A node that lost this many attempts in a row, or on which as many hung, crashed or were held
+    up while others did well, is set aside; by default 2, and never with 0.
     """
     quarantine_minutes: float | None = None
     """After this time a node that was set aside is checked, and used again if it is fine; by

@@ -160,7 +160,9 @@ class Nodes(ABC):
         """Start an order that `place` returned."""
 
     def note(self, seconds: float) -> None:  # noqa: B027 - nothing to learn where none wait
-        """Note how long an order took, by which the next ones are expected to."""
+        """Note how long an order took that was not lost, by which the next ones are expected
+        to.
+        """
 
     def forget(self, processes: Processes) -> None:  # noqa: B027 - see above
         """Take note that an order is over; killed processes that are left may hold its node."""

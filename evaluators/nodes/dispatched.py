@@ -85,7 +85,7 @@ class SourceNodes(Nodes):
         self._pool = Pool(source, folder)
         self._longest_s: float | None = None
         self._due: set[str] = set()
-        self._placed: dict[str, HeldAllocation] = {}
+        self._placed: dict[str, tuple[HeldAllocation, tuple[str, ...]]] = {}
         self._checks: dict[str, CheckRun] = {}
         self._checked: list[NodeCheck] = []
         self._count = 0
@@ -101,7 +101,8 @@ class SourceNodes(Nodes):
         """
         problem, expected_s = self._setup.problem, self._expected_s
         waiting = [
-            Waiting(order.token, nodes_used(order.recipe, problem), expected_s) for order in orders
+            Waiting(order.token, nodes_used(order.recipe, problem), expected_s, order.avoids)
+            for order in orders
         ]
         self._placed = self._pool.place(waiting, time.monotonic())
         return set(self._placed)
@@ -111,10 +112,9 @@ class SourceNodes(Nodes):
         return expected_s(self._setup.probe.deadline_s, self._longest_s)
 
     def start(self, order: ProbeOrder, start: Start) -> Processes:
-        """Start the step of an order in the allocation that `place` found."""
+        """Start the step of an order on the nodes that `place` found."""
         setup, settings = self._setup, self._setup.dispatch
-        allocation = self._placed.pop(order.token)
-        hosts = self._pool.hosts(allocation, nodes_used(order.recipe, setup.problem))
+        allocation, hosts = self._placed.pop(order.token)
         variables = {**start.environment, DRIVER: f"{os.uname().nodename}:{os.getpid()}"}
         if len(hosts) > 1:  # the loopback connects only one node's processes
             variables.pop("GLOO_SOCKET_IFNAME", None)
@@ -196,8 +196,9 @@ class SourceNodes(Nodes):
         )
 
     def note(self, seconds: float) -> None:
-        """Note how long a step has taken."""
+        """Note how long a step has taken that was not lost."""
         self._longest_s = max(self._longest_s or 0.0, seconds)
+        self._pool.note_success()
 
     @property
     def waits_for(self) -> str:

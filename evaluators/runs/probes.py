@@ -74,6 +74,7 @@ class Probes(Evaluator):
             outcome=written(watch.folder, watch.outcome()),
             is_cut=watch.is_cut,
             blames_nodes=processes.blames_nodes,
+            has_stepped=watch.progress.steps_done > 0,
         )
 
     def progress(self, token: str) -> Progress | None:

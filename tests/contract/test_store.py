@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from frontrunner.results.check import check
 from frontrunner.results.courses import Course, Courses
-from frontrunner.results.nodes import CHECKED, AttemptNodes, NodeLedger
+from frontrunner.results.nodes import CHECKED, AttemptNodes, NodeLedger, node_ledger
 from frontrunner.results.outcome import (
     Failure,
     FailureKind,
@@ -507,6 +507,8 @@ class TestTrials(StoreContract):
         (aside,) = status(store, campaign).nodes_aside
         assert (aside.node, [one.trial for one in aside.troubles]) == ("b", [2, 3])
         assert told.aside == {"b": aside}, "as its driver knew"
+        with store.read(campaign) as (connection, found):
+            assert node_ledger(connection, found).lost_on(3) == told.lost_on(3) == {"b"}
         (appearance,) = explain(store, f"{3:012}").appearances
         assert appearance.attempts[0].nodes == AttemptNodes(
             names=("b",), troubles={"b": "its agent did not begin"}

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from frontrunner.evaluators.cluster.agent import StepFolder
@@ -18,6 +21,7 @@ from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from support.campaigns import (
     frontrunner,
+    marked,
     run_folders,
     started,
     steps_written,
@@ -131,6 +135,54 @@ def test_a_campaign_loses_nothing_with_a_node_and_its_driver(
     assert not isinstance(found[cut.name], Measurement), "its driver died early in it"
     assert {1, 2} <= {len(node_ids(path, ray)) for path in run_folders(tmp_path)}
     assert not list(tmp_path.glob("frontrunner-runs/tiny/0*/.*")), "no half file"
+
+
+@contextmanager
+def losing_probes(node: str, ray: RayCluster) -> Iterator[None]:
+    """Kill every fork server and every rank that starts on a node; its agent stays."""
+    is_over = threading.Event()
+
+    def kill() -> None:
+        while not is_over.wait(0.1):
+            of_node = {process.pid for process in marked("RAY_RAYLET_PID", str(ray.raylets[node]))}
+            for process in ray.processes():
+                if process.pid in of_node:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        killer.join()
+
+
+@pytest.mark.nightly
+def test_a_node_that_loses_every_probe_uses_up_no_recipe(tmp_path: Path, ray: RayCluster) -> None:
+    """It loses them faster than the first probe on another node is measured."""
+    name = campaign(
+        tmp_path,
+        ray,
+        space=SPACE | {"devices": [1], "micro_batch_seqs": [1, 2]},
+        search={"parallel_probes": 3, "strategy": "exhaustive"},
+        probe={"measured_steps": 200},
+        dispatch={"shared_files": False, "nodes_per_allocation": 3},
+    )
+    bad = next(node for node in ray.raylets if node != ray.head)
+    with losing_probes(bad, ray):
+        done = frontrunner("launch", name, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    status = json.loads(frontrunner("status", "--json", cwd=tmp_path).stdout)
+    assert status["trials"]["measured"] == PROBES
+    (aside,) = status["nodes_aside"]
+    assert aside["node"].endswith(f"-{bad[:8]}")
+    assert [one["kind"] for one in aside["troubles"]] == ["lost", "lost"]
+    steps = {path.name: StepFolder(path).step() for path in run_folders(tmp_path)}
+    lost = [token for token, one in outcomes(tmp_path).items() if isinstance(one, Failure)]
+    assert lost == [token for token, one in steps.items() if one and aside["node"] in one.hosts]
+    assert len(lost) == 2
 
 
 @pytest.mark.nightly

@@ -19,41 +19,12 @@ from frontrunner.evaluators.cluster.environment import Allocation
 from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource
 from frontrunner.spaces.errors import NodesUnavailable
 from support.campaigns import wait_for
+from support.imagined_nodes import Imagined
 
 SETTINGS = DispatchSettings(
     backend="parsl", scheduler="slurm", walltime="01:00:00", queue_limit_minutes=1.0
 )
 SOURCE = NodeSource(scheduler="slurm", nodes=2, allocations=2, launcher="srun", settings=SETTINGS)
-
-
-class Imagined:
-    """An allocation whose fate the test decides."""
-
-    def __init__(self, source: NodeSource, name: str, folder: Path) -> None:
-        self.name, self.nodes, self.job_id = name, source.nodes, "7"
-        self.excluded = source.excluded
-        self.hosts = tuple(f"n{number}" for number in range(1, 1 + source.nodes))
-        self.queued_s = 0.0
-        self.ready_s: float | None = None
-        self.ended_s: float | None = None
-        self.end_s: float | None = None
-        self.why = self.waits_for = ""
-        self.is_given_back = False
-
-    def start(self, placed: Placed) -> None:
-        placed.task = Future()
-
-    def give_back(self) -> None:
-        self.is_given_back = True
-
-    def wait(self, timeout_s: float) -> bool:
-        return self.is_given_back
-
-    def begin(self, *, end_s: float | None = None) -> None:
-        self.ready_s, self.end_s = 1.0, end_s
-
-    def end(self, why: str = "it has ended") -> None:
-        self.ended_s, self.why = 2.0, why
 
 
 @pytest.fixture
@@ -81,7 +52,7 @@ def waiting(*nodes: int, expected_s: float = 60.0) -> list[Waiting]:
 
 
 def placed(pool: Pool, probes: list[Waiting], now_s: float = 5.0) -> dict[str, Any]:
-    return {token: allocation.name for token, allocation in pool.place(probes, now_s).items()}
+    return {token: allocation.name for token, (allocation, _) in pool.place(probes, now_s).items()}
 
 
 def test_nothing_is_asked_for_before_something_waits(pool: Pool, asked: list[Imagined]) -> None:
@@ -170,8 +141,8 @@ def busy_first_and_second_to_come(pool: Pool, asked: list[Imagined]) -> None:
     for _ in range(2):
         placed(pool, waiting(2, 2))
     asked[0].begin()
-    (allocation,) = pool.place(waiting(2), 5.0).values()
-    pool.start(Path("step"), allocation, hosts=pool.hosts(allocation, 2), expected_end_s=3600.0)
+    ((allocation, hosts),) = pool.place(waiting(2), 5.0).values()
+    pool.start(Path("step"), allocation, hosts=hosts, expected_end_s=3600.0)
 
 
 def refuse(allocation: Imagined) -> None:
@@ -232,8 +203,8 @@ def test_probes_start_on_the_nodes_that_are_not_set_aside(
     placed(pool, waiting(1, 1))
     asked[0].begin()
     pool.avoid({"n1": "node n1 is set aside"}, due=())
-    (allocation,) = pool.place(waiting(1, 1), 5.0).values()
-    assert pool.hosts(allocation, 1) == ("n2",)
+    ((allocation, hosts),) = pool.place(waiting(1, 1), 5.0).values()
+    assert hosts == ("n2",)
     pool.start(Path("step"), allocation, hosts=("n2",), expected_end_s=3600.0)
     assert placed(pool, waiting(1)) == {}
     assert pool.free_allocation("n1") is allocation, "where it can be checked"
@@ -260,6 +231,74 @@ def test_an_allocation_with_too_few_nodes_left_is_replaced_and_not_for_ever(
         match=r"1 of the 2 nodes are left .* 2 or more: node n1 is set aside since",
     ):
         placed(pool, waiting(2))
+
+
+def avoiding(*hosts: str, token: str = "again", nodes: int = 1) -> Waiting:
+    return Waiting(token, nodes, 60.0, frozenset(hosts))
+
+
+def hosts_of(pool: Pool, *probes: Waiting) -> dict[str, tuple[str, ...]]:
+    return {token: hosts for token, (_, hosts) in pool.place(probes, 5.0).items()}
+
+
+def test_pool_has_a_probe_wait_for_a_node_that_has_not_lost_it(
+    pool: Pool, asked: list[Imagined]
+) -> None:
+    placed(pool, waiting(1))
+    asked[0].begin()
+    (on_n2,) = pool.place([avoiding("n1")], 5.0).values()
+    busy = pool.start(Path("step"), on_n2[0], hosts=on_n2[1], expected_end_s=3600.0)
+    for _ in range(2):
+        assert hosts_of(pool, avoiding("n1")) == {}
+    assert not asked[0].is_given_back, "though n1 is idle"
+    assert hosts_of(pool, avoiding("n1"), *waiting(1)) == {"0": ("n1",)}, "others may use it"
+    assert busy.task is not None
+    busy.task.set_result(0)
+    assert hosts_of(pool, avoiding("n1"), *waiting(1)) == {"again": ("n2",), "0": ("n1",)}
+
+
+def test_pool_keeps_an_idle_allocation_whose_nodes_a_probe_avoids(
+    pool: Pool, asked: list[Imagined]
+) -> None:
+    busy_first_and_second_to_come(pool, asked)
+    asked[1].hosts = ("n3", "n4")
+    asked[1].begin()
+    assert hosts_of(pool, avoiding("n3", "n4")) == {}
+    assert not asked[1].is_given_back
+
+
+def test_pool_uses_nodes_again_that_lost_a_probe_where_too_few_others_exist(
+    pool: Pool, asked: list[Imagined]
+) -> None:
+    placed(pool, waiting(1))
+    asked[0].begin()
+    assert hosts_of(pool, avoiding("n1", "n2")) == {"again": ("n1",)}
+    assert hosts_of(pool, avoiding("n1", nodes=2)) == {"again": ("n1", "n2")}
+    pool.avoid({"n2": "node n2 is set aside"}, due=())
+    assert hosts_of(pool, avoiding("n1")) == {"again": ("n1",)}
+
+
+def test_allocations_whose_nodes_lose_everything_are_not_requested_for_ever(
+    pool: Pool, asked: list[Imagined]
+) -> None:
+    """A probe is lost in each allocation, whose nodes are then set aside. In the second one another
+    probe was measured before.
+    """
+    placed(pool, waiting(1))
+    for count in range(1, MAX_FAILED_STARTS + 2):
+        asked[-1].begin()
+        pool.avoid({}, due=())
+        ((allocation, hosts),) = pool.place(waiting(1), 5.0).values()
+        step = pool.start(Path("step"), allocation, hosts=hosts, expected_end_s=3600.0)
+        assert step.task is not None
+        step.task.set_result(1)
+        if count == 2:
+            pool.note_success()
+        pool.avoid({host: f"node {host} is set aside" for host in allocation.hosts}, due=())
+        if count <= MAX_FAILED_STARTS:
+            placed(pool, waiting(1))
+    with pytest.raises(NodesUnavailable, match="0 of the 2 nodes are left"):
+        placed(pool, waiting(1))
 
 
 def test_a_held_job_is_not_replaced(tmp_path: Path, asked: list[Imagined]) -> None:

@@ -74,6 +74,29 @@ def test_other_allocations_are_not_reserved() -> None:
     assert started([probe("large", 8), probe("small", 1, 500.0)], reserved, small) == {"small": "b"}
 
 
+def test_probes_of_one_look_get_the_nodes_that_they_do_not_avoid() -> None:
+    again = Waiting("again", 1, 10.0, frozenset(("n1",)))
+    idle = Room(name="a", nodes=2, idle=("n1", "n2"))
+    assert started([probe("x", 1), again], idle) == {"x": "a", "again": "a"}
+
+
+def test_nodes_that_a_probe_avoids_are_not_reserved_for_it() -> None:
+    busy = [Occupied(10.0, 1, ("n1",)), Occupied(30.0, 1, ("n2",))]
+    room = Room(name="a", nodes=3, occupied=busy, idle=("n3",))
+    again = Waiting("again", 1, 10.0, frozenset(("n1", "n3")))
+    assert started([again, probe("long", 1, 30.0)], room) == {"long": "a"}
+    assert started([again, probe("too-long", 1, 31.0)], room) == {}
+
+
+def test_nodes_are_reserved_for_a_probe_that_avoids_the_idle_ones() -> None:
+    names = ("n1", "n2", "n3")
+    room = Room(name="a", nodes=4, occupied=[Occupied(30.0, 1, ("n4",))], idle=names)
+    again = Waiting("again", 2, 10.0, frozenset(("n1", "n2")))
+    assert started([again, probe("short", 1, 30.0), probe("long", 1, 31.0)], room) == {"short": "a"}
+    enough = Room(name="a", nodes=4, occupied=[Occupied(30.0, 1, ("n2",))], idle=("n1", "n3", "n4"))
+    assert started([again, probe("long", 1, 31.0)], enough) == {"again": "a", "long": "a"}
+
+
 def test_a_probe_that_no_allocation_holds_keeps_nobody_waiting() -> None:
     four = Room(name="a", nodes=4, end_s=100.0)
     too_wide, too_long, fine = probe("wide", 5), probe("long", 1, 99.0), probe("fine", 4)

@@ -13,7 +13,7 @@ import pytest
 
 from frontrunner.evaluators.cluster.agent import NodeReport, Step, StepFolder
 from frontrunner.evaluators.cluster.nodes import attempt_nodes
-from frontrunner.results.nodes import AttemptNodes, NodeLedger
+from frontrunner.results.nodes import AttemptNodes, NodeLedger, set_aside_in_words
 from frontrunner.results.outcome import Failure, FailureKind, Outcome, Telemetry
 from frontrunner.results.records import timestamp
 from support.store_contract import measurement
@@ -54,16 +54,24 @@ class Noted:
 
 def test_a_node_that_lost_two_attempts_in_a_row_is_set_aside_with_its_evidence() -> None:
     noted = Noted()
-    noted("a")
     assert noted("b!", LOST) == []
-    assert noted("b!", LOST) == ["b"]
+    assert noted("b!", LOST) == ["b"], "though no other node was measured"
     aside = noted.ledger.aside["b"]
-    assert [(one.trial, one.kind) for one in aside.troubles] == [(2, "lost"), (3, "lost")]
-    assert (
-        "node b is set aside since 2026-11-24 00:03, until a check after 2026-11-24 00:33"
-        in str(aside)
+    assert [(one.trial, one.kind) for one in aside.troubles] == [(1, "lost"), (2, "lost")]
+    assert str(aside) == (
+        "node b is set aside since 2026-11-24 00:02, until a check after 2026-11-24 00:32:"
+        " 2 attempts speak against it, the last: probe 2 lost at 00:02: why"
     )
-    assert "probe 2 lost at 00:02: why; probe 3 lost at 00:03: why" in str(aside)
+
+
+def test_set_aside_in_words_names_three_nodes_and_counts_the_others() -> None:
+    noted = Noted(after=1)
+    for name in "abcde":
+        noted(f"{name}!", LOST)
+    lines = set_aside_in_words([*noted.ledger.aside.values()])
+    assert [line[:6] for line in lines[:3]] == ["node a", "node b", "node c"]
+    assert lines[0].endswith("00:31: probe 1 lost at 00:01: why"), "one attempt is not counted"
+    assert lines[3:] == ["set aside as well: 2 more"]
 
 
 def test_a_measurement_between_two_losses_clears_a_node() -> None:
@@ -74,12 +82,62 @@ def test_a_measurement_between_two_losses_clears_a_node() -> None:
     assert noted("b!", LOST) == []
 
 
-def test_no_node_is_set_aside_before_another_did_well() -> None:
+def test_hangs_set_no_node_aside_before_another_did_well() -> None:
     noted = Noted()
-    noted("b!", LOST)
-    assert noted("b!", LOST) == [], "it may be all of them"
-    assert noted("b!", LOST) == []
+    assert [noted("b!", HUNG) for _ in range(3)] == [[]] * 3, "it may be all of them"
     assert noted("a") == ["b"]
+
+
+def test_losses_that_show_no_node_set_none_aside_before_another_did_well() -> None:
+    noted = Noted()
+    assert [noted("a! b!", LOST) for _ in range(3)] == [[]] * 3
+    assert noted("c") == ["a", "b"]
+
+
+def test_a_recipe_that_several_nodes_lose_counts_once_where_one_of_them_has_measured_any() -> None:
+    noted = Noted()
+    noted("a")
+    for _ in range(2):
+        assert noted("a!", LOST, trial=7) == []
+        assert noted("b!", LOST, trial=7) == []
+    assert noted("b!", LOST, trial=8) == ["b"]
+    alone = Noted()
+    alone("a")
+    assert [alone("a!", LOST, trial=7) for _ in range(2)] == [[], ["a"]]
+    bad = Noted()
+    assert [bad(name, LOST, trial=7) for name in ("a!", "b!", "a!")] == [[], [], ["a"]]
+
+
+def test_ledger_says_which_nodes_have_lost_a_recipe_until_it_is_measured() -> None:
+    noted = Noted()
+    noted("a!", LOST, trial=7)
+    noted("b c!", LOST, trial=7)
+    assert noted.ledger.lost_on(7) == {"a", "c"}
+    assert noted.ledger.lost_on(8) == frozenset()
+    noted("b", trial=7)
+    assert noted.ledger.lost_on(7) == frozenset()
+
+
+def test_ledger_excuses_a_recipe_from_losses_of_nodes_that_have_measured_nothing() -> None:
+    noted = Noted()
+    on_a = AttemptNodes(names=("a",), troubles={"a": "why"})
+    assert not noted.ledger.excuses(AttemptNodes(names=("a",)), trial=7), "nothing blames a node"
+    for _ in range(3):
+        assert noted.ledger.excuses(on_a, trial=7)
+        noted("a!", LOST, trial=7)
+    noted("a", trial=6)
+    assert not noted.ledger.excuses(on_a, trial=7)
+    assert noted.ledger.excuses(on_a, trial=8), "the first loss of a recipe on a node"
+
+
+@pytest.mark.parametrize(("after", "names"), [(0, "a!"), (2, "a! b!")])
+def test_ledger_excuses_one_loss_where_no_node_would_be_set_aside(after: int, names: str) -> None:
+    noted = Noted(after=after)
+    hosts = tuple(name.rstrip("!") for name in names.split())
+    lost = AttemptNodes(names=hosts, troubles=dict.fromkeys(hosts, "why"))
+    assert noted.ledger.excuses(lost, trial=7)
+    noted(names, LOST, trial=7)
+    assert not noted.ledger.excuses(lost, trial=7)
 
 
 def test_load_on_all_nodes_sets_none_aside() -> None:

@@ -18,6 +18,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from frontrunner.results.arrays import ENDINGS
+from frontrunner.results.nodes import set_aside_in_words
 from frontrunner.results.outcome import ProbeEnding
 from frontrunner.results.predictions import outlook_of
 from frontrunner.results.records import IMPORTED
@@ -159,7 +160,9 @@ def commands(
 
 def warnings(collected: Collected) -> Iterator[str]:
     """Yield what a reader should know before trusting the first place."""
-    yield from (f"{str(node).capitalize()}." for node in collected.nodes_aside)
+    yield from (
+        f"{line[:1].upper()}{line[1:]}." for line in set_aside_in_words(collected.nodes_aside)
+    )
     if not collected.ranking:
         yield "No recipe has been measured, so there is none to recommend."
         return

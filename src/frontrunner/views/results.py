@@ -187,8 +187,8 @@ def print_status(status: Status) -> None:
         out.say(f"failures  {', '.join(kinds)}{more}")
     if lost := status.failures.get(FailureKind.LOST):  # no failure of a recipe
         out.say(f"lost      {counted(lost, 'attempt')}, interrupted or withdrawn")
-    for node in status.nodes_aside:
-        out.say(f"avoided   {node}", style="yellow")
+    for line in status.nodes_aside_in_words:
+        out.say(f"avoided   {line}", style="yellow")
     if status.best is not None:
         speed = thousands(status.best.standing.tokens_per_s)
         out.say(
