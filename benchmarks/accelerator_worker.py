@@ -67,7 +67,7 @@ def attempt(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    from frontrunner.evaluators.probe.classify import OUT_OF_MEMORY_SIGNS
+    from frontrunner.evaluators.runs.classify import OUT_OF_MEMORY_SIGNS
 
     return OUT_OF_MEMORY_SIGNS.search(f"{type(error).__name__}: {error}") is not None
 

@@ -21,7 +21,7 @@ from types import TracebackType
 
 import psutil
 
-from frontrunner.evaluators.probe.processes import DRIVER_TAG
+from frontrunner.evaluators.nodes.child_processes import DRIVER_TAG
 
 PR_SET_CHILD_SUBREAPER = 36
 SHARED_MEMORY = Path("/dev/shm")

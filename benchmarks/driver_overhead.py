@@ -33,8 +33,8 @@ from pathlib import Path
 
 import frontrunner
 from frontrunner.evaluators.analytic.simulated import Simulated
-from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.registry import EVALUATORS, EvaluatorKind
+from frontrunner.evaluators.runs.settings import ProbeSettings
 from frontrunner.results.outcome import Outcome
 from frontrunner.search.listener import Ended, Listener, View
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings

@@ -30,9 +30,9 @@ from frontrunner.config.recipe_file import (
 from frontrunner.config.recipe_file import read as read_recipe_file
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.export.tools import TOOLS
-from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
 from frontrunner.evaluators.programs.ranks import harvest
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
+from frontrunner.evaluators.runs.run_folder import RunFolder, StepCounter
 from frontrunner.evaluators.tables.rows import read_problems
 from frontrunner.evaluators.tables.workloads import read as read_workloads
 from frontrunner.evaluators.tables.workloads import samples_of_tables
@@ -366,7 +366,7 @@ def _rank_files() -> bytes:
 
 def read_a_rank(path: Path) -> None:
     """The same bytes as the error of a rank, its progress and its log."""
-    from frontrunner.evaluators.probe.files import tail
+    from frontrunner.evaluators.runs.files import tail
 
     folder = RunFolder(path.parent)
     for name in ("progress.jsonl", "rank-0.log"):
@@ -400,18 +400,18 @@ ValueError: tensor parallel size 2 does not divide 3 heads
 
 
 def read_a_log(path: Path) -> None:
-    from frontrunner.evaluators.external.command import why_disagreeing
-    from frontrunner.evaluators.external.command_log import UNLIMITED, Log
-    from frontrunner.evaluators.external.logs import (
+    from frontrunner.evaluators.programs.command import why_disagreeing
+    from frontrunner.evaluators.programs.command_log import UNLIMITED, Log
+    from frontrunner.evaluators.programs.command_watch import exceptions
+    from frontrunner.evaluators.programs.logs import (
         LogReader,
         patterns_of,
         timed,
         verdict,
         why_inconsistent,
     )
-    from frontrunner.evaluators.external.trainers import LOG_PATTERNS
-    from frontrunner.evaluators.external.watch import exceptions
-    from frontrunner.evaluators.probe.files import tail
+    from frontrunner.evaluators.programs.trainers import LOG_PATTERNS
+    from frontrunner.evaluators.runs.files import tail
 
     recipe, content = RECIPES[0], path.read_bytes()
     size = len(content)

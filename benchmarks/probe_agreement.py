@@ -28,10 +28,10 @@ sys.path.insert(
 from probe_start import EXAMPLE, measured
 
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.evaluators.probe.measure import tokens_per_step
 from frontrunner.evaluators.programs.rank_replay import plan, run
 from frontrunner.evaluators.protocol import Evaluator, ProbeOrder, ProbeSetup
 from frontrunner.evaluators.registry import make_evaluator
+from frontrunner.evaluators.runs.measure import tokens_per_step
 from frontrunner.evaluators.runs.training import ReplaySettings
 from frontrunner.spaces.recipe import Recipe
 

@@ -26,14 +26,14 @@ from functools import partial
 from pathlib import Path
 
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.evaluators.cluster.settings import DispatchSettings
-from frontrunner.evaluators.probe.job import probe_job
-from frontrunner.evaluators.probe.run_folder import StepCounter
+from frontrunner.evaluators.nodes.settings import DispatchSettings
+from frontrunner.evaluators.programs.jobs import probe_job
 from frontrunner.evaluators.programs.rank_replay import torchrun
 from frontrunner.evaluators.programs.ranks import RankProgram, rank_environment
 from frontrunner.evaluators.protocol import Evaluator, ProbeOrder, ProbeSetup
 from frontrunner.evaluators.registry import training_probe
 from frontrunner.evaluators.runs.probes import probes_on
+from frontrunner.evaluators.runs.run_folder import StepCounter
 from frontrunner.results.outcome import Measurement
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.recipe import ENGINES, Recipe

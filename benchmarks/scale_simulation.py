@@ -41,9 +41,9 @@ from types import ModuleType
 from simulated_cluster import ClusterSettings, Record, SimulatedCluster
 
 import frontrunner
-from frontrunner.evaluators.probe import ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import EVALUATORS, EvaluatorKind
+from frontrunner.evaluators.runs.settings import ProbeSettings
 from frontrunner.results.states import TrialState
 from frontrunner.results.store import open_store
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings

@@ -3,7 +3,7 @@ and are cut off.
 
 It keeps the contract of `Evaluator`, so that the real driver runs on it. Its clock is virtual:
 `finished` goes on to the next moment at which a probe or an allocation ends, however far away that
-is. Which probe starts where is decided by `evaluators/cluster/allocations.py`.
+is. Which probe starts where is decided by `evaluators/nodes/allocations.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from frontrunner.evaluators.analytic.simulated import simulate
-from frontrunner.evaluators.cluster.allocations import Occupied, Room, Waiting, place
-from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.nodes.allocations import Occupied, Room, Waiting, place
 from frontrunner.evaluators.protocol import (
     QUEUED,
     Evaluator,
@@ -28,6 +26,8 @@ from frontrunner.evaluators.protocol import (
     ProbeSetup,
     Progress,
 )
+from frontrunner.evaluators.runs.measure import nodes_used
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 
 

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frontrunner.evaluators.cluster.settings import DispatchSettings
-from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.probe import DataSettings, ProbeSettings
-from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.nodes.settings import DispatchSettings
+from frontrunner.evaluators.programs.command_settings import CommandSettings
+from frontrunner.evaluators.runs.run_folder import RunFolder
+from frontrunner.evaluators.runs.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.outcome import Outcome
 from frontrunner.spaces.problem import Problem

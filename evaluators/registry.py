@@ -26,8 +26,8 @@ from frontrunner.spaces.errors import (
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from frontrunner.evaluators.external import CommandSettings
-    from frontrunner.evaluators.external.command import Command, CommandRequest, MakeCommand
+    from frontrunner.evaluators.programs.command import Command, CommandRequest, MakeCommand
+    from frontrunner.evaluators.programs.command_settings import CommandSettings
     from frontrunner.evaluators.runs.probes import Probes
     from frontrunner.spaces.legality import Reason
 
@@ -99,7 +99,7 @@ def training_probe(setup: ProbeSetup) -> Probes:
     """Construct the evaluator that trains on this machine, or on the nodes configured in
     [dispatch].
     """
-    from frontrunner.evaluators.cluster.settings import node_source
+    from frontrunner.evaluators.nodes.settings import node_source
     from frontrunner.evaluators.programs.ranks import RankProgram
     from frontrunner.evaluators.runs.probes import probes_on
 
@@ -110,7 +110,7 @@ def command_probe(setup: ProbeSetup, make_command: MakeCommand | None = None) ->
     """Construct the evaluator that runs commands on this machine, or on the nodes that [dispatch]
     names.
     """
-    from frontrunner.evaluators.cluster.settings import node_source
+    from frontrunner.evaluators.nodes.settings import node_source
     from frontrunner.evaluators.programs.command_program import CommandProgram
     from frontrunner.evaluators.runs.probes import probes_on
 
@@ -147,7 +147,7 @@ def commands_of(name: str, settings: CommandSettings) -> MakeCommand | None:
     """
     kind = kind_of(name)
     if kind.has_section:
-        from frontrunner.evaluators.external.trainers import configured
+        from frontrunner.evaluators.programs.trainers import configured
 
         return configured(settings)
     if not kind.runs_commands:
@@ -205,8 +205,8 @@ def _load(name: str) -> Any:
 
 def _checked(name: str, make: MakeCommand) -> MakeCommand:
     """Wrap a plug-in's function so that its mistakes become errors that name the plug-in."""
-    from frontrunner.evaluators.external.command import Command
-    from frontrunner.evaluators.external.logs import patterns_of
+    from frontrunner.evaluators.programs.command import Command
+    from frontrunner.evaluators.programs.logs import patterns_of
     from frontrunner.spaces.legality import Reason
 
     def checked(request: CommandRequest) -> Command | Reason:

@@ -4,7 +4,7 @@ those attempts.
 Nothing else is stored of a node that is set aside: who reads the attempts, and the events of
 checks, finds the same.
 
-1. Attempts speak against a node as their run folders say (`evaluators.cluster.nodes`): it was lost,
+1. Attempts speak against a node as their run folders say (`attempt_nodes.py`): it was lost,
    hung, crashed, or lagged behind its peers. A crash counts once its recipe was measured without
    the node. Hangs of one recipe count once. So do losses of a recipe that several nodes have lost,
    if one of them has measured any. A measurement to which the node was no hindrance clears it.

@@ -12,14 +12,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.cluster.agent import OrphanedSteps, was_interrupted
-from frontrunner.evaluators.cluster.nodes import attempt_nodes
-from frontrunner.evaluators.probe.corpus import training_data
-from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.evaluators.probe.processes import Fenced, Orphans
-from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.nodes.agent import OrphanedSteps, was_interrupted
+from frontrunner.evaluators.nodes.attempt_nodes import attempt_nodes
+from frontrunner.evaluators.nodes.child_processes import Fenced, Orphans
+from frontrunner.evaluators.programs.corpus import training_data
 from frontrunner.evaluators.protocol import Evaluator, Finished, ProbeOrder
 from frontrunner.evaluators.registry import make_evaluator
+from frontrunner.evaluators.runs.measure import nodes_used
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.results.nodes import AWAITED, CHECKED, SET_ASIDE, node_ledger
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import PROPOSED, Expected

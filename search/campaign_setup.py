@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from frontrunner.evaluators.cluster.settings import RAY
-from frontrunner.evaluators.probe.preflight import prepare_here
+from frontrunner.evaluators.nodes.settings import RAY
+from frontrunner.evaluators.programs.preflight import prepare_here
 from frontrunner.results.records import (
     IMPORTED,
     NODE_TYPES,
@@ -70,13 +70,13 @@ def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
     elif recipes:
         spec.check_commands(recipes[0])
     if spec.evaluator_kind.uses_nodes and spec.dispatch.backend == RAY:
-        from frontrunner.evaluators.cluster.ray_allocation import require_ray
+        from frontrunner.evaluators.nodes.ray_allocation import require_ray
 
         require_ray(spec.dispatch)
 
 
 def _prepare_probes(spec: CampaignSpec, recipes: Sequence[Recipe]) -> None:
-    from frontrunner.evaluators.probe.corpus import check_data
+    from frontrunner.evaluators.programs.corpus import check_data
 
     check_data(spec.data, spec.problem)
     offloads, fp8 = ({getattr(recipe, name) for recipe in recipes} for name in ("offload", "fp8"))

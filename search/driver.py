@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 from frontrunner.evaluators.analytic.estimates import estimate_many, not_modelled, plan
-from frontrunner.evaluators.probe.files import is_disk_full, why_disk_full
 from frontrunner.evaluators.protocol import Finished
+from frontrunner.evaluators.runs.files import is_disk_full, why_disk_full
 from frontrunner.results.database import StoreReplaced
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome, combined
 from frontrunner.results.predictions import NO_OUTLOOK, OUTLOOK, newest_outlooks, outlook_of

@@ -6,8 +6,8 @@ import math
 import threading
 import time
 
-from frontrunner.evaluators.cluster.allocations import MARGIN_S
-from frontrunner.evaluators.cluster.batch import end_of_job
+from frontrunner.evaluators.nodes.allocations import MARGIN_S
+from frontrunner.evaluators.nodes.batch import end_of_job
 from frontrunner.evaluators.nodes.dispatched import expected_s
 from frontrunner.search.budget import CUT_S
 

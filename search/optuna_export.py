@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from frontrunner.evaluators.probe.measure import nodes_used
+from frontrunner.evaluators.runs.measure import nodes_used
 from frontrunner.results.outcome import Failure, Measurement, undisturbed
 from frontrunner.results.pages import TrialHistory, trial_histories
 from frontrunner.results.ranking import best

@@ -18,8 +18,8 @@ from typing import Any
 
 from sqlalchemy import select
 
-from frontrunner.evaluators.probe.files import read_json, write_json
-from frontrunner.evaluators.probe.run_folder import ATTEMPT, RunFolder
+from frontrunner.evaluators.runs.files import read_json, write_json
+from frontrunner.evaluators.runs.run_folder import ATTEMPT, RunFolder
 from frontrunner.results.check import Finding
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.results.process_identity import this_host

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, DispatchSettings
-from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.probe import DataSettings, ProbeSettings
+from frontrunner.evaluators.nodes.settings import SPARE_WALLTIME_S, DispatchSettings
+from frontrunner.evaluators.programs.command_settings import CommandSettings
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import (
     EvaluatorKind,
@@ -21,6 +20,7 @@ from frontrunner.evaluators.registry import (
     kind_of,
     require_evaluator_name,
 )
+from frontrunner.evaluators.runs.settings import DataSettings, ProbeSettings
 from frontrunner.evaluators.tables import TableSettings
 from frontrunner.search.strategy import SHORT_NAMES, STRATEGIES, TOKENS_ALONE, check_objectives
 from frontrunner.spaces.custom import AT_IMPORT
@@ -347,7 +347,7 @@ class CampaignSpec:
         """
         found = self.space_survey()
         if (make := commands_of(self.evaluator, self.command)) is not None:
-            from frontrunner.evaluators.external.command import expressible
+            from frontrunner.evaluators.programs.command import expressible
 
             return expressible(found, replace(self, run_root="").probe_setup(), make)
         if not self.evaluator_kind.looks_up:
@@ -367,7 +367,7 @@ class CampaignSpec:
     def check_commands(self, recipe: Recipe) -> None:
         """Raise `InvalidInput` where the campaign runs another trainer whose program is missing."""
         if (make := commands_of(self.evaluator, self.command)) is not None:
-            from frontrunner.evaluators.external.command import check_program
+            from frontrunner.evaluators.programs.command import check_program
 
             check_program(replace(self, run_root="").probe_setup(), make, recipe)
 

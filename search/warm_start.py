@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from frontrunner.evaluators.probe.measure import rates
+from frontrunner.evaluators.runs.measure import rates
 from frontrunner.evaluators.tables.reading import DISAGREEING
 from frontrunner.results.outcome import STABLE_SPREAD, Failure, FailureKind, Outcome, combined, pool
 from frontrunner.results.prior_results import PriorResult, campaign_results

@@ -14,7 +14,7 @@ from frontrunner.evaluators.analytic.memory import memory_of_ranks
 from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.analytic.step import busy_of_ranks
 from frontrunner.evaluators.analytic.workload import Workload
-from frontrunner.evaluators.probe.measure import rates
+from frontrunner.evaluators.runs.measure import rates
 from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput

@@ -40,7 +40,7 @@ from frontrunner.evaluators.analytic.priors import NORMAL_95
 from frontrunner.evaluators.analytic.software import ENGINES, coded
 from frontrunner.evaluators.analytic.step import StepTime, step_time
 from frontrunner.evaluators.analytic.workload import Rows, Workload
-from frontrunner.evaluators.probe.measure import rates
+from frontrunner.evaluators.runs.measure import rates
 from frontrunner.results.displayed_rows import frame_of
 from frontrunner.spaces.columns import chosen, each
 from frontrunner.spaces.display import Displayed

@@ -13,12 +13,12 @@ from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import peak_memory
 from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.analytic.workload import Workload
-from frontrunner.evaluators.probe.measure import (
+from frontrunner.evaluators.protocol import ImmediateEvaluator, ProbeSetup
+from frontrunner.evaluators.runs.measure import (
     hardware_flops_per_token,
     measured_steps,
     tokens_per_step,
 )
-from frontrunner.evaluators.protocol import ImmediateEvaluator, ProbeSetup
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe

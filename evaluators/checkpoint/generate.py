@@ -14,7 +14,7 @@ from torch import Tensor
 
 from frontrunner.evaluators.checkpoint.reading import Checkpoint
 from frontrunner.evaluators.checkpoint.weights import shapes_of
-from frontrunner.evaluators.probe.corpus import holds_bytes
+from frontrunner.evaluators.programs.corpus import holds_bytes
 from frontrunner.evaluators.text.prepare import load_tokenizer
 from frontrunner.evaluators.trainer.data import BYTE_VOCABULARY, END_OF_DOCUMENT
 from frontrunner.evaluators.trainer.model import Gpt

@@ -26,7 +26,7 @@ from frontrunner.evaluators.analytic.machine import FITTED, Machine
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE, Rows
 from frontrunner.evaluators.diagnostics.ranks import OWN, Place, Rank, await_ranks
-from frontrunner.evaluators.probe.files import read_json, write_json, write_text
+from frontrunner.evaluators.runs.files import read_json, write_json, write_text
 from frontrunner.spaces.cluster import ByPrecision, Cluster, FittedCode
 from frontrunner.spaces.errors import FrontrunnerError
 

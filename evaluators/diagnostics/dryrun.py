@@ -18,8 +18,8 @@ from frontrunner.evaluators.analytic.memory import runtime_bytes, verdict
 from frontrunner.evaluators.analytic.software import ENGINES
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.diagnostics.ranks import Rank, await_ranks
-from frontrunner.evaluators.probe import ProbeSettings
-from frontrunner.evaluators.probe.job import dry_run_job
+from frontrunner.evaluators.programs.jobs import dry_run_job
+from frontrunner.evaluators.runs.settings import ProbeSettings
 from frontrunner.spaces.errors import InvalidInput, bad_value
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import INTERLEAVED_SCHEDULES, Recipe

@@ -17,7 +17,6 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, NodeSource
 from frontrunner.evaluators.diagnostics.step_breakdown import (
     Breakdown,
     break_down,
@@ -25,11 +24,12 @@ from frontrunner.evaluators.diagnostics.step_breakdown import (
     last_step,
     mean,
 )
-from frontrunner.evaluators.probe.files import write_json
-from frontrunner.evaluators.probe.job import profile_job
-from frontrunner.evaluators.probe.preflight import prepare_recipe, source_for
+from frontrunner.evaluators.nodes.settings import SPARE_WALLTIME_S, NodeSource
+from frontrunner.evaluators.programs.jobs import profile_job
+from frontrunner.evaluators.programs.preflight import prepare_recipe, source_for
 from frontrunner.evaluators.programs.ranks import RankProgram
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
+from frontrunner.evaluators.runs.files import write_json
 from frontrunner.evaluators.runs.probes import probes_on
 from frontrunner.results.outcome import Failure, Measurement
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, require_at_least

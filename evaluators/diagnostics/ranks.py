@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, cast
 
-from frontrunner.evaluators.cluster.environment import launched_rank
-from frontrunner.evaluators.probe.files import tail
-from frontrunner.evaluators.probe.processes import start_child
+from frontrunner.evaluators.nodes.child_processes import start_child
+from frontrunner.evaluators.nodes.environment import launched_rank
+from frontrunner.evaluators.runs.files import tail
 from frontrunner.spaces.errors import FrontrunnerError, bad_value
 
 POLL_S = 0.1

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from frontrunner.evaluators.probe.measure import tokens_per_step
+from frontrunner.evaluators.runs.measure import tokens_per_step
 from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.errors import InvalidInput, shown
 from frontrunner.spaces.legality import Reason

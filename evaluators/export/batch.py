@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.base import END_OF_FILE, TrainingJob, comments
+from frontrunner.evaluators.nodes.settings import DispatchSettings
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import JobEnds, bad_value

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from frontrunner.evaluators.protocol import NodeCheck, ProbeOrder
 
-RANKS = "frontrunner.evaluators.cluster.agent"
-COMMAND = "frontrunner.evaluators.external.agent"
+RANKS = "frontrunner.evaluators.nodes.agent"
+COMMAND = "frontrunner.evaluators.nodes.command_agent"
 """Agents, by their modules: the first forks the ranks of a run folder's `job.json` from a warm
 server, the second starts the command of its `command.json` once per node.
 """

@@ -11,19 +11,19 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.cluster.agent import (
+from frontrunner.evaluators.nodes.agent import (
     Heartbeat,
     NodeReport,
     OrphanedSteps,
     Step,
     StepFolder,
 )
-from frontrunner.evaluators.cluster.allocations import HeldAllocation, Placed, Pool, Waiting
-from frontrunner.evaluators.cluster.settings import RAY, NodeSource
+from frontrunner.evaluators.nodes.allocations import HeldAllocation, Placed, Pool, Waiting
 from frontrunner.evaluators.nodes.base import RANKS, Left, Nodes, Processes, Start
-from frontrunner.evaluators.probe.files import tail, write_json
-from frontrunner.evaluators.probe.measure import nodes_used
+from frontrunner.evaluators.nodes.settings import RAY, NodeSource
 from frontrunner.evaluators.protocol import NodeCheck, ProbeOrder, ProbeSetup
+from frontrunner.evaluators.runs.files import tail, write_json
+from frontrunner.evaluators.runs.measure import nodes_used
 from frontrunner.evaluators.trainer.foreign_load import DRIVER
 from frontrunner.spaces.errors import bad_value
 

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import psutil
 
-from frontrunner.evaluators.external.supervisor import END_S, Place, Supervised, reserved_port
+from frontrunner.evaluators.nodes import child_processes
 from frontrunner.evaluators.nodes.base import RANKS, Left, Nodes, Processes, Start
-from frontrunner.evaluators.probe import processes as child_processes
-from frontrunner.evaluators.probe.fork_server import (
+from frontrunner.evaluators.nodes.fork_server import (
     ForkClient,
     RankExited,
     RanksStarted,
     ServerLost,
 )
-from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.nodes.supervisor import END_S, Place, Supervised, reserved_port
 from frontrunner.evaluators.protocol import ProbeOrder
+from frontrunner.evaluators.runs.run_folder import RunFolder
 
 LOOPBACK = "127.0.0.1"
 STUCK_S = 60.0

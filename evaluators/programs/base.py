@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from frontrunner.evaluators.nodes.base import Processes, Start
-from frontrunner.evaluators.probe.files import is_disk_full, tail
-from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
+from frontrunner.evaluators.runs.files import is_disk_full, tail
+from frontrunner.evaluators.runs.measure import nodes_used
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.external import command as commands
-from frontrunner.evaluators.external.command import Command, CommandRequest, MakeCommand
-from frontrunner.evaluators.external.supervisor import ENDED, LOG, ORDER, RUN_TAG, of_node
-from frontrunner.evaluators.external.trainers import configured
-from frontrunner.evaluators.external.watch import CommandWatch
 from frontrunner.evaluators.nodes.base import COMMAND, Processes, Start
-from frontrunner.evaluators.probe.files import write_json, write_text
-from frontrunner.evaluators.probe.measure import nodes_used
+from frontrunner.evaluators.nodes.supervisor import ENDED, LOG, ORDER, RUN_TAG, of_node
+from frontrunner.evaluators.programs import command as commands
 from frontrunner.evaluators.programs.base import Program
+from frontrunner.evaluators.programs.command import Command, CommandRequest, MakeCommand
+from frontrunner.evaluators.programs.command_settings import CommandSettings
+from frontrunner.evaluators.programs.command_watch import CommandWatch
+from frontrunner.evaluators.programs.trainers import configured
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
+from frontrunner.evaluators.runs.files import write_json, write_text
+from frontrunner.evaluators.runs.measure import nodes_used
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.spaces.legality import Reason
 

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from frontrunner.evaluators.external.command import MakeCommand, request_of
-from frontrunner.evaluators.external.logs import timed
-from frontrunner.evaluators.external.watch import CommandWatch
-from frontrunner.evaluators.probe.measure import tokens_per_step
-from frontrunner.evaluators.probe.preflight import source_for
-from frontrunner.evaluators.probe.processes import PEER_GRACE_S
+from frontrunner.evaluators.nodes.child_processes import PEER_GRACE_S
+from frontrunner.evaluators.programs.command import MakeCommand, request_of
 from frontrunner.evaluators.programs.command_program import start_of_command, write_run
+from frontrunner.evaluators.programs.command_watch import CommandWatch
+from frontrunner.evaluators.programs.logs import timed
+from frontrunner.evaluators.programs.preflight import source_for
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
+from frontrunner.evaluators.runs.measure import tokens_per_step
 from frontrunner.evaluators.runs.starts import LONGEST_RUN_S, Cause, Ending, Starts
 from frontrunner.evaluators.runs.training import (
     OnEvent,

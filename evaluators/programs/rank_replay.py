@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.nodes.base import RANKS, Processes, Start
-from frontrunner.evaluators.probe import Schedule
-from frontrunner.evaluators.probe.corpus import corpus, holds_bytes, training_data
-from frontrunner.evaluators.probe.files import LineReader, read_json, write_json, write_text
-from frontrunner.evaluators.probe.job import COLLECTIVE_TIMEOUT_S, disk_folder, training_job
-from frontrunner.evaluators.probe.measure import tokens_per_step
-from frontrunner.evaluators.probe.preflight import Doing, prepare_recipe, source_for
-from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
+from frontrunner.evaluators.programs.corpus import corpus, holds_bytes, training_data
+from frontrunner.evaluators.programs.jobs import COLLECTIVE_TIMEOUT_S, disk_folder, training_job
+from frontrunner.evaluators.programs.preflight import Doing, prepare_recipe, source_for
 from frontrunner.evaluators.programs.ranks import RankWatch, rank_environment
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
+from frontrunner.evaluators.runs.files import LineReader, read_json, write_json, write_text
+from frontrunner.evaluators.runs.measure import tokens_per_step
+from frontrunner.evaluators.runs.run_folder import RunFolder, StepCounter
+from frontrunner.evaluators.runs.settings import Schedule
 from frontrunner.evaluators.runs.starts import LONGEST_RUN_S, Cause, Ending, Starts
 from frontrunner.evaluators.runs.training import (
     OnEvent,

@@ -10,22 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from frontrunner.evaluators.nodes.base import RANKS, Processes, Start
-from frontrunner.evaluators.probe import TORCH_DEVICES
-from frontrunner.evaluators.probe.classify import Evidence, Verdict, classify
-from frontrunner.evaluators.probe.corpus import corpus
-from frontrunner.evaluators.probe.files import tail, why_disk_full, write_text
-from frontrunner.evaluators.probe.job import (
+from frontrunner.evaluators.nodes.child_processes import KILL_GRACE_S, PEER_GRACE_S
+from frontrunner.evaluators.programs.base import Program, Watch, with_log, written
+from frontrunner.evaluators.programs.corpus import corpus
+from frontrunner.evaluators.programs.jobs import (
     MakeJob,
     disk_folder,
     probe_job,
     why_not_trained,
     with_best,
 )
-from frontrunner.evaluators.probe.measure import measurement, nodes_used, tokens_per_step
-from frontrunner.evaluators.probe.processes import KILL_GRACE_S, PEER_GRACE_S
-from frontrunner.evaluators.probe.run_folder import MEETING, RunFolder, StepCounter
-from frontrunner.evaluators.programs.base import Program, Watch, with_log, written
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
+from frontrunner.evaluators.runs.classify import Evidence, Verdict, classify
+from frontrunner.evaluators.runs.files import tail, why_disk_full, write_text
+from frontrunner.evaluators.runs.measure import measurement, nodes_used, tokens_per_step
+from frontrunner.evaluators.runs.run_folder import MEETING, RunFolder, StepCounter
+from frontrunner.evaluators.runs.settings import TORCH_DEVICES
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.results.outcome import (
     Failure,

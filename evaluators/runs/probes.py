@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 
-from frontrunner.evaluators.cluster.settings import NodeSource
 from frontrunner.evaluators.nodes.base import Nodes
 from frontrunner.evaluators.nodes.dispatched import SourceNodes
 from frontrunner.evaluators.nodes.local import ThisMachine
-from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.nodes.settings import NodeSource
 from frontrunner.evaluators.programs.base import Program, Watch, written
 from frontrunner.evaluators.protocol import (
     QUEUED,
@@ -19,6 +18,7 @@ from frontrunner.evaluators.protocol import (
     ProbeOrder,
     Progress,
 )
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.results.outcome import Outcome
 
 

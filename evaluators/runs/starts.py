@@ -15,9 +15,9 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from frontrunner.evaluators.nodes.base import Nodes
 from frontrunner.evaluators.nodes.dispatched import LONGER_SHARE, POLL_S
-from frontrunner.evaluators.probe.files import tail
 from frontrunner.evaluators.programs.base import Watch
 from frontrunner.evaluators.protocol import ProbeOrder
+from frontrunner.evaluators.runs.files import tail
 from frontrunner.evaluators.runs.training import PlannedReplay, ReplayStopped, RunFollower
 from frontrunner.results.outcome import POLICIES, FailureKind
 from frontrunner.spaces.errors import FrontrunnerError

@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from frontrunner.evaluators.cluster.batch import end_of_job
-from frontrunner.evaluators.cluster.settings import SPARE_WALLTIME_S, NodeSource
 from frontrunner.evaluators.nodes.base import Nodes
+from frontrunner.evaluators.nodes.batch import end_of_job
 from frontrunner.evaluators.nodes.dispatched import SourceNodes
 from frontrunner.evaluators.nodes.local import ThisMachine
-from frontrunner.evaluators.probe import BUILT_IN_DATA, Schedule
+from frontrunner.evaluators.nodes.settings import SPARE_WALLTIME_S, NodeSource
 from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.runs.settings import BUILT_IN_DATA, Schedule
 from frontrunner.evaluators.trainer.job import STOP, Metrics, Train
 from frontrunner.spaces.errors import (
     InvalidInput,
@@ -247,7 +247,7 @@ class RunFollower(ABC):
     """Reads what a replay's processes write, passes it on, and has them store a checkpoint and end
     in time.
 
-    They end once its `stop_file` is not empty; it exists from the beginning: see cluster/agent.py.
+    They end once its `stop_file` is not empty; it exists from the beginning: see nodes/agent.py.
     """
 
     def __init__(self, folder: Path, on_event: OnEvent | None, signals: Sequence[str] = ()) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from frontrunner.evaluators.analytic.accuracy_bounds import why_too_fast
-from frontrunner.evaluators.probe.measure import rates
+from frontrunner.evaluators.runs.measure import rates
 from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.rows import TableProblem, TableRow, is_elsewhere, problems_of
 from frontrunner.evaluators.tables.schema import Refusals, Row

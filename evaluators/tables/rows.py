@@ -29,7 +29,7 @@ from frontrunner.evaluators.analytic.software import (
     UNKNOWN,
     Software,
 )
-from frontrunner.evaluators.probe.measure import measured_steps, nodes_used
+from frontrunner.evaluators.runs.measure import measured_steps, nodes_used
 from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.results.outcome import (

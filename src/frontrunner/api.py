@@ -23,7 +23,7 @@ from frontrunner.config.campaign import (
 )
 from frontrunner.config.settings import run_root, store_url
 from frontrunner.config.toml_file import read_toml, value_of
-from frontrunner.evaluators.external.log_sample import LogSample, read_sample
+from frontrunner.evaluators.programs.log_sample import LogSample, read_sample
 from frontrunner.recipe_actions import names_a_file, recipe_of
 from frontrunner.results import archives, check, database, lease, pruning, schema, transfer
 from frontrunner.results.check import Check

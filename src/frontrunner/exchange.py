@@ -25,13 +25,13 @@ from frontrunner.config.recipe_file import (
 )
 from frontrunner.config.settings import shown_store, store_url
 from frontrunner.config.toml_file import read_text
-from frontrunner.evaluators.cluster.settings import HIDDEN_LINES, DispatchSettings
 from frontrunner.evaluators.export.base import TrainingJob
 from frontrunner.evaluators.export.batch import SCHEDULERS, batch_script, campaign_script
 from frontrunner.evaluators.export.kubernetes import manifest
 from frontrunner.evaluators.export.reading import Given, is_harmless, refuse_not_understood
 from frontrunner.evaluators.export.tools import TOOLS, tool_named
-from frontrunner.evaluators.probe.corpus import training_data
+from frontrunner.evaluators.nodes.settings import HIDDEN_LINES, DispatchSettings
+from frontrunner.evaluators.programs.corpus import training_data
 from frontrunner.evaluators.registry import commands_of
 from frontrunner.evaluators.tables.reading import Reading, Repeats, TableForm
 from frontrunner.evaluators.tables.reading import read as read_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from frontrunner.evaluators.probe.measure import nodes_used
+from frontrunner.evaluators.runs.measure import nodes_used
 from frontrunner.results.displayed_rows import DisplayedRows
 from frontrunner.results.ranking import RankedRecipe
 from frontrunner.spaces.errors import bad_value, did_you_mean

@@ -21,8 +21,6 @@ from frontrunner.evaluators.analytic.fit import (
     fit_steps,
     samples_of_problems,
 )
-from frontrunner.evaluators.cluster.environment import JobEnvironment, job_environment
-from frontrunner.evaluators.cluster.settings import RAY, NodeSource, node_source
 from frontrunner.evaluators.diagnostics.calibration import (
     Calibration,
     calibration,
@@ -33,8 +31,10 @@ from frontrunner.evaluators.diagnostics.calibration import (
 from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs
 from frontrunner.evaluators.diagnostics.doctor.machine import examine
 from frontrunner.evaluators.diagnostics.ranks import Place, allocated
-from frontrunner.evaluators.probe import TORCH_DEVICES
-from frontrunner.evaluators.probe.this_machine import detect, processors, share_processors
+from frontrunner.evaluators.nodes.environment import JobEnvironment, job_environment
+from frontrunner.evaluators.nodes.settings import RAY, NodeSource, node_source
+from frontrunner.evaluators.nodes.this_machine import detect, processors, share_processors
+from frontrunner.evaluators.runs.settings import TORCH_DEVICES
 from frontrunner.evaluators.tables.workloads import read, samples_of_tables
 from frontrunner.results.address import parse_address
 from frontrunner.results.prior_results import campaign_results

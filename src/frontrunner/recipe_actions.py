@@ -18,14 +18,14 @@ from frontrunner.evaluators.analytic.timeline import StepTimeline, step_timeline
 from frontrunner.evaluators.diagnostics import dryrun as tracing
 from frontrunner.evaluators.diagnostics import profile as profiling
 from frontrunner.evaluators.diagnostics.profile import ProfilePlan, ProfileReport, ProfileSettings
-from frontrunner.evaluators.external.command import check_program
-from frontrunner.evaluators.probe import DataSettings, ProbeSettings, Schedule
-from frontrunner.evaluators.probe.corpus import BY_DATA, data_of, require_same_data
 from frontrunner.evaluators.programs import command_replay, rank_replay
+from frontrunner.evaluators.programs.command import check_program
 from frontrunner.evaluators.programs.command_replay import CommandReplay
+from frontrunner.evaluators.programs.corpus import BY_DATA, data_of, require_same_data
 from frontrunner.evaluators.programs.rank_replay import ReplayPlan
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import commands_of
+from frontrunner.evaluators.runs.settings import DataSettings, ProbeSettings, Schedule
 from frontrunner.evaluators.runs.training import ReplayResult, ReplaySettings
 from frontrunner.results.provenance import TrainingData
 from frontrunner.results.records import Campaign, CampaignList

@@ -9,10 +9,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from frontrunner.evaluators.probe.files import last_lines, read_end
-from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.evaluators.probe.run_folder import RunFolder, StepCounter
 from frontrunner.evaluators.registry import commands_of
+from frontrunner.evaluators.runs.files import last_lines, read_end
+from frontrunner.evaluators.runs.measure import nodes_used
+from frontrunner.evaluators.runs.run_folder import RunFolder, StepCounter
 from frontrunner.results.pages import TrialOutcome, newest_outcomes, under_way
 from frontrunner.results.predictions import Expected, expected_of
 from frontrunner.results.process_identity import this_host
@@ -160,8 +160,8 @@ def why_unseen(campaign: Campaign, spec: CampaignSpec, folder: Path, began: date
 def _progress(spec: CampaignSpec, recipe: Recipe, folder: Path) -> tuple[str, int, float | None]:
     """Return phase, steps and the last one's time of a probe whose files are here."""
     if (make := commands_of(spec.evaluator, spec.command)) is not None:
-        from frontrunner.evaluators.external import command as commands
-        from frontrunner.evaluators.external import logs
+        from frontrunner.evaluators.programs import command as commands
+        from frontrunner.evaluators.programs import logs
 
         command = make(commands.request_of(spec.probe_setup(), recipe, folder))
         if isinstance(command, Reason):
@@ -185,7 +185,7 @@ def _progress(spec: CampaignSpec, recipe: Recipe, folder: Path) -> tuple[str, in
 
 def log_of(folder: Path) -> Path:
     """Return the log of a probe that runs: its first rank's, or its command's."""
-    from frontrunner.evaluators.external.supervisor import LOG
+    from frontrunner.evaluators.nodes.supervisor import LOG
 
     own = RunFolder(folder).log(0)
     return own if own.exists() else folder / LOG
@@ -195,7 +195,7 @@ def log_end(root: Path, folder: Path) -> str:
     """Return the last lines of the log of a probe that runs, without secrets; empty where there is
     none to read.
     """
-    from frontrunner.evaluators.external.supervisor import LOG
+    from frontrunner.evaluators.nodes.supervisor import LOG
 
     path = log_of(folder)
     text = read_end(root, path, most_bytes=LOG_BYTES) or ""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from frontrunner import running_trials
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.settings import DEFAULT_STORE, store_url
-from frontrunner.evaluators.probe.files import read_end, write_text
+from frontrunner.evaluators.runs.files import read_end, write_text
 from frontrunner.fronts import Front, checked_objectives, front
 from frontrunner.results import pages, ranking, status
 from frontrunner.results.frames import frame

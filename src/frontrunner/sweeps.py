@@ -16,7 +16,7 @@ from frontrunner.config.recipe_file import read
 from frontrunner.evaluators.analytic import variations
 from frontrunner.evaluators.analytic.scaling import check_counts
 from frontrunner.evaluators.analytic.variations import MeasuredScaling, Sweep, Tried
-from frontrunner.evaluators.probe.measure import nodes_used
+from frontrunner.evaluators.runs.measure import nodes_used
 from frontrunner.recipe_actions import (
     data_of_file,
     names_a_file,

@@ -14,16 +14,16 @@ from typing import Any
 import psutil
 import pytest
 
-from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.external.command import VARIABLES
-from frontrunner.evaluators.external.command_log import LIMITS
-from frontrunner.evaluators.external.supervisor import RUN_TAG, reserved_port
-from frontrunner.evaluators.probe.processes import driver_tags
-from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.nodes.child_processes import driver_tags
+from frontrunner.evaluators.nodes.supervisor import RUN_TAG, reserved_port
 from frontrunner.evaluators.programs import command_replay as replay
+from frontrunner.evaluators.programs.command import VARIABLES
+from frontrunner.evaluators.programs.command_log import LIMITS
+from frontrunner.evaluators.programs.command_settings import CommandSettings
 from frontrunner.evaluators.protocol import Finished, ProbeSetup
 from frontrunner.evaluators.registry import commands_of, make_evaluator
 from frontrunner.evaluators.runs.probes import Probes
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.evaluators.runs.training import ReplayResult, ReplaySettings, ReplayStopped
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding
 from frontrunner.results.pruning import names_itself
@@ -264,7 +264,7 @@ def test_nothing_is_left_when_the_driver_or_the_supervisor_dies(
         (supervisor,) = (
             p
             for p in psutil.Process().children()
-            if "frontrunner.evaluators.external.supervisor" in p.cmdline()
+            if "frontrunner.evaluators.nodes.supervisor" in p.cmdline()
         )
         started = [p for p in supervisor.children(recursive=True) if is_alive(p)]
         assert len(started) == 2, "the trainer and its rank"

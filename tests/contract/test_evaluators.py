@@ -11,10 +11,10 @@ import pytest
 
 from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.analytic.simulated import simulate
-from frontrunner.evaluators.cluster.settings import DispatchSettings
-from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.nodes.settings import DispatchSettings
 from frontrunner.evaluators.protocol import Evaluator, Finished, ProbeSetup
 from frontrunner.evaluators.registry import EVALUATORS, make_evaluator
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.pruning import names_itself
 from frontrunner.spaces.errors import InvalidInput

@@ -74,7 +74,7 @@ def test_a_disk_that_fills_up_within_a_probe_pauses_the_campaign_and_costs_it_no
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "frontrunner.evaluators.probe.files.MIN_FREE_BYTES", 0
+        "frontrunner.evaluators.runs.files.MIN_FREE_BYTES", 0
     )  # as where others fill it between two looks
     with small_disk(tmp_path / "disk", mib=8) as disk, campaigns_in(tmp_path, disk) as campaigns:
         record, spec = campaigns.create()

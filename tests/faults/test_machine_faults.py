@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import QUEUED
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.results.outcome import FailureKind, Measurement
 from frontrunner.spaces.errors import NodesUnavailable
 from support.benches import Bench
@@ -76,7 +76,7 @@ def test_the_kernel_s_memory_killer_is_told_from_other_kills(bench: Bench) -> No
 def test_a_rank_that_nothing_ends_is_named_and_the_next_probe_waits_for_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("frontrunner.evaluators.probe.processes.KILL_GRACE_S", 1.0)
+    monkeypatch.setattr("frontrunner.evaluators.nodes.child_processes.KILL_GRACE_S", 1.0)
     bench.stepping()
     stuck = ranks_of(ME)[1]
     with held_in_the_kernel(stuck.pid):

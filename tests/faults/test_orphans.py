@@ -16,11 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.external.command import Command, request_of
-from frontrunner.evaluators.external.supervisor import RUN_TAG
+from frontrunner.evaluators.nodes import child_processes as processes
+from frontrunner.evaluators.nodes.child_processes import Fenced, Orphans, find_orphans
 from frontrunner.evaluators.nodes.local import LocalCommand
-from frontrunner.evaluators.probe import processes
-from frontrunner.evaluators.probe.processes import Fenced, Orphans, find_orphans
+from frontrunner.evaluators.nodes.supervisor import RUN_TAG
+from frontrunner.evaluators.programs.command import Command, request_of
 from frontrunner.evaluators.programs.command_program import write_run
 from frontrunner.results.process_identity import machine_id
 from frontrunner.results.states import CampaignState
@@ -195,7 +195,7 @@ def test_processes_under_other_numbers_are_left_alone(gone: str) -> None:
         processes.HOST_TAG: machine_id(),
     }
     count = (
-        "from frontrunner.evaluators.probe.processes import find_orphans;"
+        "from frontrunner.evaluators.nodes.child_processes import find_orphans;"
         " print(len(list(find_orphans())))"
     )
     done = subprocess.run(

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from frontrunner.evaluators.nodes.local import ThisMachine
-from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.programs.ranks import RankProgram
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.evaluators.registry import training_probe
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.errors import FrontrunnerError
 from support.benches import ENDLESS, Bench
@@ -162,7 +162,7 @@ def test_a_server_that_is_stopped_is_replaced(
 ) -> None:
     bench.start(setup_of(bench.folder))
     assert isinstance(bench.outcome(), Measurement)
-    monkeypatch.setattr("frontrunner.evaluators.probe.fork_server.REPLY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("frontrunner.evaluators.nodes.fork_server.REPLY_TIMEOUT_S", 1.0)
     (server,) = [p for p in processes_of(ME) if str(bench.folder) in _log_of(p)]
     server.send_signal(signal.SIGSTOP)
     bench.start(setup_of(bench.folder))
@@ -206,7 +206,7 @@ def test_a_server_whose_driver_is_gone_ends_while_it_warms_up(
     code = f"import pathlib, time\npathlib.Path({str(begun)!r}).touch()\ntime.sleep(600)\n"
     broken_torch(tmp_path, code, monkeypatch)
     program = (
-        "import pathlib, sys, time; from frontrunner.evaluators.probe.fork_server import"
+        "import pathlib, sys, time; from frontrunner.evaluators.nodes.fork_server import"
         " ForkClient\nclient = ForkClient(pathlib.Path(sys.argv[1]), {}); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-P", "-c", program, str(tmp_path / "log")]) as driver:

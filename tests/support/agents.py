@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from frontrunner.evaluators.cluster.agent import NodeReport, Step, StepFolder
-from frontrunner.evaluators.probe.corpus import corpus
-from frontrunner.evaluators.probe.job import probe_job
+from frontrunner.evaluators.nodes.agent import NodeReport, Step, StepFolder
+from frontrunner.evaluators.programs.corpus import corpus
+from frontrunner.evaluators.programs.jobs import probe_job
 from frontrunner.evaluators.programs.ranks import rank_environment, write_job
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 
@@ -47,7 +47,7 @@ def command_of(step: Step) -> list[str]:
         sys.executable,
         "-P",
         "-m",
-        "frontrunner.evaluators.cluster.agent",
+        "frontrunner.evaluators.nodes.agent",
         f"{step.run_folder}/step.json",
     ]
 

@@ -21,9 +21,9 @@ import psutil
 import pytest
 
 from frontrunner.config.campaign import parse_campaign
-from frontrunner.evaluators.probe import DataSettings
-from frontrunner.evaluators.probe.processes import DRIVER_TAG
+from frontrunner.evaluators.nodes.child_processes import DRIVER_TAG
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
+from frontrunner.evaluators.runs.settings import DataSettings
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.recipe import Recipe
 from support.commands import warm_command_line

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.evaluators.analytic.simulated import Simulated, simulate
-from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import Finished, ProbeOrder, ProbeSetup
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 from frontrunner.results.records import Campaign
 from frontrunner.results.store import Store

@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.analytic.simulated import simulate
-from frontrunner.evaluators.cluster import allocations
-from frontrunner.evaluators.cluster.agent import NodeReport, Step, StepFolder
-from frontrunner.evaluators.cluster.allocations import Placed
-from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource
-from frontrunner.evaluators.nodes import dispatched
+from frontrunner.evaluators.nodes import allocations, dispatched
+from frontrunner.evaluators.nodes.agent import NodeReport, Step, StepFolder
+from frontrunner.evaluators.nodes.allocations import Placed
 from frontrunner.evaluators.nodes.base import COMMAND, Start
 from frontrunner.evaluators.nodes.dispatched import SourceNodes
+from frontrunner.evaluators.nodes.settings import DispatchSettings, NodeSource
 from frontrunner.evaluators.programs.base import Program, Watch
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
 from frontrunner.evaluators.registry import EVALUATORS

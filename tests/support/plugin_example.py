@@ -2,7 +2,7 @@
 shows this file.
 """
 
-from frontrunner.evaluators.external.command import Command, CommandRequest
+from frontrunner.evaluators.programs.command import Command, CommandRequest
 from frontrunner.spaces.legality import Reason
 
 

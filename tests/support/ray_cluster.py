@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from frontrunner.evaluators.probe.processes import HOST_TAG
+from frontrunner.evaluators.nodes.child_processes import HOST_TAG
 from frontrunner.results.process_identity import machine_id
 from support.campaigns import marked
 from support.starting import DidNotStart, retried

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.cluster.agent import StepFolder
-from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.nodes.agent import StepFolder
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.evaluators.runs.training import ReplayStopped
 from frontrunner.results.outcome import Failure, FailureKind
 from support.campaigns import (

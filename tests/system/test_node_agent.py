@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from frontrunner.evaluators.cluster.agent import Heartbeat, Step, StepFolder
-from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.nodes.agent import Heartbeat, Step, StepFolder
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.registry import make_evaluator
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from support.agents import command_of, reports, start_agents, step_of
 from support.campaigns import is_alive, order, setup_of, steps_written, tiny_recipe, wait_for
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from frontrunner.evaluators.probe.preflight import prepare_disk
+from frontrunner.evaluators.programs.preflight import prepare_disk
 from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.evaluators.registry import training_probe
 from frontrunner.evaluators.trainer.deepspeed_disk import check_written

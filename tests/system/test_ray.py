@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from frontrunner.evaluators.cluster.agent import StepFolder
-from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.nodes.agent import StepFolder
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from support.campaigns import (
     frontrunner,

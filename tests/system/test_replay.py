@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import frontrunner as api
-from frontrunner.evaluators.probe.processes import FOLDER_TAG
+from frontrunner.evaluators.nodes.child_processes import FOLDER_TAG
 from frontrunner.evaluators.runs.training import ReplaySettings, ReplayStopped
 from frontrunner.evaluators.trainer.job import STOP
 from frontrunner.spaces.errors import InvalidInput

@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from frontrunner.evaluators.cluster.agent import RANK_AGENT, Step, StepFolder
-from frontrunner.evaluators.external.supervisor import LOG, RUN_TAG, of_node, run_tag
-from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.nodes.agent import RANK_AGENT, Step, StepFolder
+from frontrunner.evaluators.nodes.supervisor import LOG, RUN_TAG, of_node, run_tag
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.evaluators.runs.training import ReplayStopped
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from support.campaigns import (

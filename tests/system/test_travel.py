@@ -22,8 +22,8 @@ import yaml
 import frontrunner
 from frontrunner.config.campaign import parse_cluster
 from frontrunner.config.recipe_file import Measured, Origin, RecipeFile, Training, read, to_text
-from frontrunner.evaluators.probe import DataSettings
-from frontrunner.evaluators.probe.corpus import training_data
+from frontrunner.evaluators.programs.corpus import training_data
+from frontrunner.evaluators.runs.settings import DataSettings
 from frontrunner.evaluators.runs.training import ReplaySettings
 from frontrunner.results.outcome import Failure, FailureKind, Telemetry
 from frontrunner.results.states import TrialState

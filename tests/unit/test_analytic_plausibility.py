@@ -15,7 +15,7 @@ from frontrunner.config.campaign import parse_campaign
 from frontrunner.evaluators.analytic.accuracy_bounds import at_best, trust_in, why_too_fast
 from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.evaluators.probe.measure import measurement
+from frontrunner.evaluators.runs.measure import measurement
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.problem import Problem

@@ -21,11 +21,11 @@ from frontrunner.config.toml_file import parse_toml
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.export.reading import Given, json_table
 from frontrunner.evaluators.export.tools import TOOLS
-from frontrunner.evaluators.external.command_log import Log
-from frontrunner.evaluators.external.logs import LogReader, patterns_of
-from frontrunner.evaluators.external.supervisor import LOG
-from frontrunner.evaluators.external.trainers import LOG_PATTERNS
-from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.nodes.supervisor import LOG
+from frontrunner.evaluators.programs.command_log import Log
+from frontrunner.evaluators.programs.logs import LogReader, patterns_of
+from frontrunner.evaluators.programs.trainers import LOG_PATTERNS
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.evaluators.tables.rows import read_problems
 from frontrunner.evaluators.tables.schema import read_csv
 from frontrunner.exchange import import_table

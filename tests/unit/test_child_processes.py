@@ -12,8 +12,8 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from frontrunner.evaluators.probe.control_group import ControlGroup
-from frontrunner.evaluators.probe.processes import start_child
+from frontrunner.evaluators.nodes.child_processes import start_child
+from frontrunner.evaluators.nodes.control_group import ControlGroup
 
 CHAIN = """
 import os, time
@@ -25,7 +25,7 @@ while True:  # each process starts its successor, in a session of its own, and e
 """
 KEEPER = """
 import subprocess, sys, time
-from frontrunner.evaluators.probe.processes import adopt_orphans, kill_descendants
+from frontrunner.evaluators.nodes.child_processes import adopt_orphans, kill_descendants
 adopt_orphans()
 started = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], stdout=subprocess.DEVNULL)
 started.wait()

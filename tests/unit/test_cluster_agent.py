@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from frontrunner.api import measure, resume
-from frontrunner.evaluators.cluster.agent import Step, node_of
-from frontrunner.evaluators.cluster.batch import launch_command, seconds_left, why_ended
-from frontrunner.evaluators.cluster.settings import DispatchSettings, node_source
+from frontrunner.evaluators.nodes.agent import Step, node_of
+from frontrunner.evaluators.nodes.batch import launch_command, seconds_left, why_ended
+from frontrunner.evaluators.nodes.settings import DispatchSettings, node_source
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.store import LocalStore
 from support import charted
@@ -275,8 +275,8 @@ def test_schedulers_that_are_not_there_say_nothing(monkeypatch: pytest.MonkeyPat
 
 def test_a_node_needs_no_more_than_the_trainer_does() -> None:
     program = (
-        "import sys; import frontrunner.evaluators.cluster.agent,"
-        " frontrunner.evaluators.cluster.agent; print(*{name.partition('.')[0] for name in"
+        "import sys; import frontrunner.evaluators.nodes.agent,"
+        " frontrunner.evaluators.nodes.agent; print(*{name.partition('.')[0] for name in"
         " sys.modules})"
     )
     done = subprocess.run(
@@ -297,7 +297,7 @@ def test_a_node_needs_no_more_than_the_trainer_does() -> None:
 
 
 def test_an_interchange_whose_driver_is_gone_already_does_not_stay() -> None:
-    command = [sys.executable, "-P", "-m", "frontrunner.evaluators.cluster.batch"]
+    command = [sys.executable, "-P", "-m", "frontrunner.evaluators.nodes.batch"]
     stranger = subprocess.run(
         [*command, "1"], stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=600
     )

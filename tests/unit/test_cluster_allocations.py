@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.cluster import allocations
-from frontrunner.evaluators.cluster.allocations import MAX_FAILED_STARTS, Placed, Pool, Waiting
-from frontrunner.evaluators.cluster.environment import Allocation
-from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource
+from frontrunner.evaluators.nodes import allocations
+from frontrunner.evaluators.nodes.allocations import MAX_FAILED_STARTS, Placed, Pool, Waiting
+from frontrunner.evaluators.nodes.environment import Allocation
+from frontrunner.evaluators.nodes.settings import DispatchSettings, NodeSource
 from frontrunner.spaces.errors import NodesUnavailable
 from support.campaigns import wait_for
 from support.imagined_nodes import Imagined

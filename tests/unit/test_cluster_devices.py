@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontrunner.evaluators.cluster.environment import job_environment
+from frontrunner.evaluators.nodes.environment import job_environment
 
 GCDS = {"backend": "rocm", "device": "mi250x-gcd", "devices_per_node": 8}
 ONE_GCD = GCDS | {"devices_per_node": 1}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.cluster.environment import (
+from frontrunner.evaluators.nodes.environment import (
     FIRST_SPECIAL_STEP,
     allocation,
     expand_hosts,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from frontrunner.evaluators.cluster.allocations import MARGIN_S, Occupied, Room, Waiting, place
+from frontrunner.evaluators.nodes.allocations import MARGIN_S, Occupied, Room, Waiting, place
 
 
 def free_nodes(room: Room) -> int:

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from frontrunner.evaluators.cluster import agent
-from frontrunner.evaluators.cluster.agent import (
+from frontrunner.evaluators.nodes import agent, dispatched
+from frontrunner.evaluators.nodes.agent import (
     Heartbeat,
     HeartbeatMonitor,
     NodeReport,
@@ -22,13 +22,12 @@ from frontrunner.evaluators.cluster.agent import (
     StepFolder,
     was_interrupted,
 )
-from frontrunner.evaluators.cluster.allocations import Placed
-from frontrunner.evaluators.nodes import dispatched
+from frontrunner.evaluators.nodes.allocations import Placed
 from frontrunner.evaluators.nodes.dispatched import StepProcesses
-from frontrunner.evaluators.probe.fork_server import RankExited, RanksStarted, Report, ServerLost
-from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.nodes.fork_server import RankExited, RanksStarted, Report, ServerLost
 from frontrunner.evaluators.programs.ranks import RankWatch
 from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.records import Attempt
 from frontrunner.results.states import AttemptState
@@ -180,8 +179,8 @@ def test_a_report_that_is_half_written_is_not_read(seen: Seen) -> None:
 
 def test_a_heart_is_heard_until_it_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, file = Clock(), tmp_path / "lifeline"
-    monkeypatch.setattr("frontrunner.evaluators.cluster.agent.BEAT_S", 0.01)
-    monkeypatch.setattr("frontrunner.evaluators.cluster.agent.time", clock)
+    monkeypatch.setattr("frontrunner.evaluators.nodes.agent.BEAT_S", 0.01)
+    monkeypatch.setattr("frontrunner.evaluators.nodes.agent.time", clock)
     heart = Heartbeat(file)
     listener = HeartbeatMonitor(file, silence_s=30.0)
     for _ in range(3):

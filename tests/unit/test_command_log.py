@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.external import command_log
-from frontrunner.evaluators.external.command_log import (
+from frontrunner.evaluators.programs import command_log
+from frontrunner.evaluators.programs.command_log import (
     LEFT_OUT,
     MAX_LINE_BYTES,
     MIDDLE_LENGTH,

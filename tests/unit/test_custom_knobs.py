@@ -16,10 +16,10 @@ import pytest
 from frontrunner.evaluators.export.base import TrainingJob
 from frontrunner.evaluators.export.batch import batch_script
 from frontrunner.evaluators.export.tools import TOOLS
-from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.external.command import Command, environment_of, request_of
-from frontrunner.evaluators.external.trainers import configured
-from frontrunner.evaluators.probe.job import probe_job
+from frontrunner.evaluators.programs.command import Command, environment_of, request_of
+from frontrunner.evaluators.programs.command_settings import CommandSettings
+from frontrunner.evaluators.programs.jobs import probe_job
+from frontrunner.evaluators.programs.trainers import configured
 from frontrunner.evaluators.trainer.job import Data, Job
 from frontrunner.results.frames import CUSTOM, frame, from_columns, plain_columns
 from frontrunner.results.schema import recipe_from_json, recipe_to_json

@@ -15,7 +15,7 @@ from frontrunner.cli.main import SECTIONS
 from frontrunner.config.campaign import SECTIONS as FILE_SECTIONS
 from frontrunner.config.campaign import keys_of, read_campaign_file
 from frontrunner.evaluators.export.tools import TOOLS
-from frontrunner.evaluators.external.logs import GROUPS
+from frontrunner.evaluators.programs.logs import GROUPS
 from frontrunner.evaluators.registry import EVALUATORS
 from frontrunner.exchange import TARGETS
 from frontrunner.results.outcome import POLICIES, FailureKind

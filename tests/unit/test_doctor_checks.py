@@ -8,8 +8,6 @@ from pathlib import Path, PurePosixPath
 import pytest
 from packaging.requirements import Requirement
 
-from frontrunner.evaluators.cluster.environment import job_environment
-from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource
 from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs, Status, run_checks
 from frontrunner.evaluators.diagnostics.doctor.machine import (
     Accelerators,
@@ -40,6 +38,8 @@ from frontrunner.evaluators.diagnostics.doctor.site import (
     gather_disk,
     mount_of,
 )
+from frontrunner.evaluators.nodes.environment import job_environment
+from frontrunner.evaluators.nodes.settings import DispatchSettings, NodeSource
 from frontrunner.spaces.errors import installing
 
 GIB = 2**30

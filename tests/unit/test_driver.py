@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.analytic.simulated import simulate
-from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.protocol import QUEUED, Finished, ProbeOrder, ProbeSetup, Progress
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.planning import plan_of
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.results.process_identity import acting_user, this_host

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.cluster.allocations import MAX_FAILED_STARTS
+from frontrunner.evaluators.nodes.allocations import MAX_FAILED_STARTS
 from frontrunner.results import nodes as nodes_of_campaigns
 from frontrunner.results.outcome import POLICIES, FailureKind
 from frontrunner.results.states import CampaignState, TrialState

@@ -18,7 +18,7 @@ from frontrunner.evaluators.diagnostics.dryrun import (
     why_untraceable,
     worst_ranks,
 )
-from frontrunner.evaluators.probe import ProbeSettings
+from frontrunner.evaluators.runs.settings import ProbeSettings
 from frontrunner.recipe_actions import one_recipe
 from frontrunner.spaces.errors import InvalidInput, NothingLegal
 from frontrunner.spaces.recipe import Recipe

@@ -20,7 +20,7 @@ from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import memory_of_ranks
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.evaluators.probe.measure import measured_steps
+from frontrunner.evaluators.runs.measure import measured_steps
 from frontrunner.results.outcome import Telemetry
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput

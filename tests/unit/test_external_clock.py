@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from frontrunner.evaluators.external.clock import LEAST_INTERVALS, StatedTime, compare
+from frontrunner.evaluators.programs.clock import LEAST_INTERVALS, StatedTime, compare
 
 START_S = 3.0
 

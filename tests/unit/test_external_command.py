@@ -12,8 +12,7 @@ import yaml
 
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.export.tools import TOOLS
-from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.external.command import (
+from frontrunner.evaluators.programs.command import (
     Command,
     CommandRequest,
     field_values,
@@ -23,7 +22,8 @@ from frontrunner.evaluators.external.command import (
     stated_before,
     why_disagreeing,
 )
-from frontrunner.evaluators.external.trainers import STEPS, configured
+from frontrunner.evaluators.programs.command_settings import CommandSettings
+from frontrunner.evaluators.programs.trainers import STEPS, configured
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import Reason

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.external.command_log import Log, LogLimits
-from frontrunner.evaluators.external.log_sample import read_sample
-from frontrunner.evaluators.external.logs import (
+from frontrunner.evaluators.nodes.supervisor import LOG, of_node
+from frontrunner.evaluators.programs.command_log import Log, LogLimits
+from frontrunner.evaluators.programs.command_settings import CommandSettings
+from frontrunner.evaluators.programs.log_sample import read_sample
+from frontrunner.evaluators.programs.logs import (
     LogReader,
     marks_a_step,
     number,
     pattern_of,
     patterns_of,
 )
-from frontrunner.evaluators.external.supervisor import LOG, of_node
-from frontrunner.evaluators.external.trainers import LOG_PATTERNS
+from frontrunner.evaluators.programs.trainers import LOG_PATTERNS
 from frontrunner.spaces.errors import InvalidInput
 
 GIB, MIB = 2**30, 2**20

@@ -4,16 +4,16 @@ together.
 
 import pytest
 
-from frontrunner.evaluators.external.logs import (
+from frontrunner.evaluators.programs.command_watch import exceptions
+from frontrunner.evaluators.programs.logs import (
     LoggedStep,
     measured,
     timed,
     verdict,
     why_inconsistent,
 )
-from frontrunner.evaluators.external.watch import exceptions
-from frontrunner.evaluators.probe import ProbeSettings
-from frontrunner.evaluators.probe.measure import measurement
+from frontrunner.evaluators.runs.measure import measurement
+from frontrunner.evaluators.runs.settings import ProbeSettings
 from frontrunner.results.outcome import Failure, FailureKind, ProbeEnding
 from support.campaigns import spec_of, tiny, tiny_recipe
 

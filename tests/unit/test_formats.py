@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 import frontrunner
 from frontrunner.cli.main import frontrunner as command
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.batch import SCHEDULERS
 from frontrunner.evaluators.export.megatron import _leading_dense, layers_of_layout, layout
 from frontrunner.evaluators.export.reading import (
@@ -30,7 +29,8 @@ from frontrunner.evaluators.export.reading import (
 )
 from frontrunner.evaluators.export.shell import read_script
 from frontrunner.evaluators.export.tools import TOOLS
-from frontrunner.evaluators.probe import DataSettings
+from frontrunner.evaluators.nodes.settings import DispatchSettings
+from frontrunner.evaluators.runs.settings import DataSettings
 from frontrunner.exchange import import_config
 from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.document import read_plain, recipe_id

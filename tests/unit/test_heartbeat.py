@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.probe import heartbeat
-from frontrunner.evaluators.probe.heartbeat import BEAT_S, HEARTBEAT, RunHeartbeat
-from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.runs import heartbeat
+from frontrunner.evaluators.runs.heartbeat import BEAT_S, HEARTBEAT, RunHeartbeat
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from support.doubles import Clock
 
 

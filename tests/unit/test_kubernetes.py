@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from frontrunner.cli.main import frontrunner as command_line
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.recipe_file import Origin, RecipeFile, Training, read, to_text
-from frontrunner.evaluators.probe import DataSettings
-from frontrunner.evaluators.probe.corpus import training_data
+from frontrunner.evaluators.programs.corpus import training_data
+from frontrunner.evaluators.runs.settings import DataSettings
 from frontrunner.exchange import exported
 from frontrunner.results.provenance import TrainingData
 from frontrunner.spaces.document import recipe_id

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.cluster.agent import NodeReport, Step, StepFolder
-from frontrunner.evaluators.cluster.nodes import attempt_nodes
+from frontrunner.evaluators.nodes.agent import NodeReport, Step, StepFolder
+from frontrunner.evaluators.nodes.attempt_nodes import attempt_nodes
 from frontrunner.results.nodes import AttemptNodes, NodeLedger, set_aside_in_words
 from frontrunner.results.outcome import Failure, FailureKind, Outcome, Telemetry
 from frontrunner.results.records import timestamp

@@ -18,7 +18,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from frontrunner.config.settings import run_root
-from frontrunner.evaluators.probe.files import write_json
+from frontrunner.evaluators.runs.files import write_json
 from frontrunner.evaluators.runs.training import ReplayStopped
 from frontrunner.server import child
 from frontrunner.server.drivers import STARTED, Replay, Replays, recording_end

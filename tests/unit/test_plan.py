@@ -34,7 +34,7 @@ from frontrunner.evaluators.analytic.estimates import (
 from frontrunner.evaluators.analytic.memory import verdict
 from frontrunner.evaluators.analytic.priors import NORMAL_95
 from frontrunner.evaluators.analytic.timeline import step_timeline
-from frontrunner.evaluators.probe.measure import hardware_flops_per_token, tokens_per_step
+from frontrunner.evaluators.runs.measure import hardware_flops_per_token, tokens_per_step
 from frontrunner.search.campaign_setup import runnable
 from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.errors import InvalidInput

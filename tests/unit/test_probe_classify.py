@@ -2,7 +2,7 @@
 
 import pytest
 
-from frontrunner.evaluators.probe.classify import Evidence, RankError, classify
+from frontrunner.evaluators.runs.classify import Evidence, RankError, classify
 from frontrunner.results.outcome import FailureKind
 
 NO_SPACE = "[Errno 28] No space left on device"

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frontrunner.evaluators.probe import DataFile, DataSettings
-from frontrunner.evaluators.probe.corpus import (
+from frontrunner.evaluators.programs.corpus import (
     MIN_SEQUENCES,
     check_data,
     corpus,
@@ -20,6 +19,7 @@ from frontrunner.evaluators.probe.corpus import (
     require_same_data,
     training_data,
 )
+from frontrunner.evaluators.runs.settings import DataFile, DataSettings
 from frontrunner.evaluators.text.prepare import PrepareSettings, prepare
 from frontrunner.evaluators.trainer.job import Data
 from frontrunner.spaces.cluster import Cluster

@@ -6,22 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.probe import ProbeSettings
-from frontrunner.evaluators.probe.fork_server import Report, ServerLost
-from frontrunner.evaluators.probe.job import (
+from frontrunner.evaluators.nodes.fork_server import Report, ServerLost
+from frontrunner.evaluators.programs.base import written
+from frontrunner.evaluators.programs.jobs import (
     DEADLINE_SHARE,
     disk_folder,
     dry_run_job,
     probe_job,
     profile_job,
 )
-from frontrunner.evaluators.probe.measure import tokens_per_step
-from frontrunner.evaluators.probe.run_folder import RunFolder
-from frontrunner.evaluators.programs.base import written
 from frontrunner.evaluators.programs.rank_replay import plan
 from frontrunner.evaluators.programs.ranks import write_job
 from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.evaluators.registry import training_probe
+from frontrunner.evaluators.runs.measure import tokens_per_step
+from frontrunner.evaluators.runs.run_folder import RunFolder
+from frontrunner.evaluators.runs.settings import ProbeSettings
 from frontrunner.evaluators.runs.training import ReplaySettings
 from frontrunner.evaluators.trainer.job import Data, Job
 from frontrunner.results.outcome import Failure, FailureKind

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from frontrunner.evaluators.cluster.environment import launched_rank
-from frontrunner.evaluators.probe.fork_server import START_FAILED, ForkServer, _run
+from frontrunner.evaluators.nodes.environment import launched_rank
+from frontrunner.evaluators.nodes.fork_server import START_FAILED, ForkServer, _run
 from frontrunner.evaluators.trainer.rendezvous import (
     _set_allocator,
     near_cores,
@@ -213,7 +213,7 @@ def test_fork_server_s_rank_leaves_the_traceback_of_what_ended_it_in_its_log(
     def fail(request: object, rank: int) -> None:
         raise RuntimeError(f"rank {rank} cannot begin")
 
-    monkeypatch.setattr("frontrunner.evaluators.probe.fork_server._run", fail)
+    monkeypatch.setattr("frontrunner.evaluators.nodes.fork_server._run", fail)
     here, there = Pipe()
     server = ForkServer(there)
     with os.fdopen(2, "w", closefd=False) as errors:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.probe.measure import measurement, nodes_used, rates
+from frontrunner.evaluators.runs.measure import measurement, nodes_used, rates
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Telemetry
 from frontrunner.spaces.problem import Problem
 from support.campaigns import spec_of, tiny, tiny_recipe

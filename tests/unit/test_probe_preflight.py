@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.base import TrainingJob
-from frontrunner.evaluators.probe.job import offload_disk, probe_job
-from frontrunner.evaluators.probe.preflight import prepare_disk, prepare_here
+from frontrunner.evaluators.nodes.settings import DispatchSettings
+from frontrunner.evaluators.programs.jobs import offload_disk, probe_job
+from frontrunner.evaluators.programs.preflight import prepare_disk, prepare_here
 from frontrunner.evaluators.trainer.deepspeed_disk import OPERATORS, built_folder
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput

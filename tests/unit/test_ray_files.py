@@ -13,12 +13,12 @@ import pytest
 
 pytest.importorskip("ray")
 
-from frontrunner.evaluators.cluster import ray_holder
-from frontrunner.evaluators.cluster.agent import Step, StepFolder
-from frontrunner.evaluators.cluster.ray_agent import RunFolderCopy
-from frontrunner.evaluators.cluster.ray_allocation import ray_environment
-from frontrunner.evaluators.cluster.ray_holder import Holder, HoldOrder, apply_changes, brief
-from frontrunner.evaluators.probe.run_folder import MEETING, STEP
+from frontrunner.evaluators.nodes import ray_holder
+from frontrunner.evaluators.nodes.agent import Step, StepFolder
+from frontrunner.evaluators.nodes.ray_agent import RunFolderCopy
+from frontrunner.evaluators.nodes.ray_allocation import ray_environment
+from frontrunner.evaluators.nodes.ray_holder import Holder, HoldOrder, apply_changes, brief
+from frontrunner.evaluators.runs.run_folder import MEETING, STEP
 
 
 @pytest.fixture

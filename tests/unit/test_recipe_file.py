@@ -25,10 +25,10 @@ from frontrunner.config.recipe_file import (
     from_text,
     to_text,
 )
-from frontrunner.evaluators.external.command import Command, environment_of, request_of
-from frontrunner.evaluators.probe import DataSettings, OptimizerConstants, Schedule
-from frontrunner.evaluators.probe.corpus import training_data
+from frontrunner.evaluators.programs.command import Command, environment_of, request_of
+from frontrunner.evaluators.programs.corpus import training_data
 from frontrunner.evaluators.programs.rank_replay import ReplayPlan, prepare
+from frontrunner.evaluators.runs.settings import DataSettings, OptimizerConstants, Schedule
 from frontrunner.evaluators.runs.training import ReplaySettings
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.exchange import exported

@@ -37,7 +37,7 @@ class Never(ImmediateEvaluator):
 """
 A_TRAINER = """
 import sys
-from frontrunner.evaluators.external.command import Command
+from frontrunner.evaluators.programs.command import Command
 
 def made(request):
     script = "import time\\nfor i in range(9): time.sleep(0.01); print('did', i + 1, request_says)"

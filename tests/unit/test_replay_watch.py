@@ -14,14 +14,14 @@ from typing import Any, cast
 
 import pytest
 
-from frontrunner.evaluators.cluster.agent import NodeReport, OrphanedSteps, StepFolder
-from frontrunner.evaluators.cluster.allocations import Placed
-from frontrunner.evaluators.cluster.batch import seconds_left
-from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource
+from frontrunner.evaluators.nodes.agent import NodeReport, OrphanedSteps, StepFolder
+from frontrunner.evaluators.nodes.allocations import Placed
 from frontrunner.evaluators.nodes.base import Left, Nodes, Processes, Start
+from frontrunner.evaluators.nodes.batch import seconds_left
 from frontrunner.evaluators.nodes.dispatched import StepProcesses
-from frontrunner.evaluators.probe.preflight import source_for
+from frontrunner.evaluators.nodes.settings import DispatchSettings, NodeSource
 from frontrunner.evaluators.programs import rank_replay as replay
+from frontrunner.evaluators.programs.preflight import source_for
 from frontrunner.evaluators.programs.rank_replay import Follower, ReplayPlan, plan
 from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.evaluators.runs import starts, training

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.results.outcome import (
     Failure,
     FailureKind,

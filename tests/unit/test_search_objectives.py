@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from frontrunner import fronts
-from frontrunner.evaluators.probe.measure import nodes_used
+from frontrunner.evaluators.runs.measure import nodes_used
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.search.guided.acquisition import REFERENCE, Allowances, Front
 from frontrunner.search.guided.prior import prior_of

@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 
 from frontrunner import api
 from frontrunner.config.campaign import keys_of
-from frontrunner.evaluators.probe.files import read_end
+from frontrunner.evaluators.runs.files import read_end
 from frontrunner.results.outcome import Failure, FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import open_store

@@ -18,7 +18,7 @@ from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import log_deviation, peak_memory
 from frontrunner.evaluators.analytic.software import CODES, KNOWN, TRAITS, UNKNOWN, coded, described
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.evaluators.external.trainers import LOG_PATTERNS
+from frontrunner.evaluators.programs.trainers import LOG_PATTERNS
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput

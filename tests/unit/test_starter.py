@@ -14,7 +14,7 @@ import pytest
 from frontrunner.cli.plan import _ask
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.config.starter import starter
-from frontrunner.evaluators.probe import ProbeSettings
+from frontrunner.evaluators.runs.settings import ProbeSettings
 from frontrunner.planning import plan_of
 from frontrunner.search.campaign_setup import slow_steps, warn_of_slow_steps
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput

@@ -14,8 +14,8 @@ from frontrunner import report
 from frontrunner.api import launch
 from frontrunner.cli.main import frontrunner as frontrunner_command
 from frontrunner.config.campaign import parse_campaign
-from frontrunner.evaluators.probe.run_folder import RunFolder
 from frontrunner.evaluators.registry import make_evaluator
+from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.results.store import open_store
 from frontrunner.search.spec import CampaignSpec

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.evaluators.probe import this_machine
-from frontrunner.evaluators.probe.preflight import prepare_recipe
-from frontrunner.evaluators.probe.this_machine import (
+from frontrunner.evaluators.nodes import this_machine
+from frontrunner.evaluators.nodes.this_machine import (
     Torch,
     cpu_fields,
     detect,
     peak_tflops,
     share_processors,
 )
+from frontrunner.evaluators.programs.preflight import prepare_recipe
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.recipe import Recipe

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from frontrunner.evaluators.probe import preflight
+from frontrunner.evaluators.programs import preflight
 from frontrunner.evaluators.trainer import deepspeed_disk
 from frontrunner.evaluators.trainer.deepspeed_engine import (
     _set_places,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from frontrunner.evaluators.cluster.settings import NodeSource
+from frontrunner.evaluators.nodes.settings import NodeSource
 
 
 class Status(Enum):

@@ -20,7 +20,6 @@ from typing import NamedTuple
 import psutil
 from packaging.requirements import Requirement
 
-from frontrunner.evaluators.cluster.environment import COLLECTIVES, job_environment
 from frontrunner.evaluators.diagnostics.doctor import site
 from frontrunner.evaluators.diagnostics.doctor.check import (
     NOTE,
@@ -31,14 +30,15 @@ from frontrunner.evaluators.diagnostics.doctor.check import (
     judge,
     run_checks,
 )
-from frontrunner.evaluators.external.trainers import NEVER_RAN
-from frontrunner.evaluators.probe.this_machine import (
+from frontrunner.evaluators.nodes.environment import COLLECTIVES, job_environment
+from frontrunner.evaluators.nodes.this_machine import (
     Torch,
     cpu_name,
     detect,
     processors,
     torch_facts,
 )
+from frontrunner.evaluators.programs.trainers import NEVER_RAN
 from frontrunner.results.provenance import GPU_DRIVER_FILES
 from frontrunner.spaces.cluster import GIB
 from frontrunner.spaces.errors import installing

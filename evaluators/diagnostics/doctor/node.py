@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import socket
 
-from frontrunner.evaluators.cluster.agent import NodeAgent, main
 from frontrunner.evaluators.diagnostics.doctor.check import Needs, Status
 from frontrunner.evaluators.diagnostics.doctor.collective_test import (
     collective_checks,
@@ -17,8 +16,9 @@ from frontrunner.evaluators.diagnostics.doctor.collective_test import (
 )
 from frontrunner.evaluators.diagnostics.doctor.machine import examine
 from frontrunner.evaluators.diagnostics.ranks import Place
-from frontrunner.evaluators.probe import TORCH_DEVICES
-from frontrunner.evaluators.probe.run_folder import RunFolder
+from frontrunner.evaluators.nodes.agent import NodeAgent, main
+from frontrunner.evaluators.runs.run_folder import RunFolder
+from frontrunner.evaluators.runs.settings import TORCH_DEVICES
 from frontrunner.spaces.errors import FrontrunnerError
 
 

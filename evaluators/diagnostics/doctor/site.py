@@ -15,15 +15,6 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from frontrunner.evaluators.cluster.environment import JobEnvironment
-from frontrunner.evaluators.cluster.ray_allocation import look_at_ray
-from frontrunner.evaluators.cluster.settings import (
-    RAY_AUTO,
-    RAY_LOCAL,
-    NodeSource,
-    has_resources,
-    in_words,
-)
 from frontrunner.evaluators.diagnostics.doctor.check import (
     NOTE,
     OK,
@@ -33,6 +24,15 @@ from frontrunner.evaluators.diagnostics.doctor.check import (
     Examination,
     Needs,
     judge,
+)
+from frontrunner.evaluators.nodes.environment import JobEnvironment
+from frontrunner.evaluators.nodes.ray_allocation import look_at_ray
+from frontrunner.evaluators.nodes.settings import (
+    RAY_AUTO,
+    RAY_LOCAL,
+    NodeSource,
+    has_resources,
+    in_words,
 )
 from frontrunner.spaces.cluster import GIB
 

@@ -12,7 +12,7 @@ import click
 from frontrunner import api, exchange
 from frontrunner.cli import options as opt
 from frontrunner.config.recipe_file import to_text
-from frontrunner.evaluators.probe.files import write_text
+from frontrunner.evaluators.runs.files import write_text
 from frontrunner.evaluators.tables.reading import TableForm
 from frontrunner.exchange import Import
 from frontrunner.recipe_actions import names_a_file

@@ -18,11 +18,11 @@ from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSc
 from frontrunner.config.recipe_file import read
 from frontrunner.config.removed import refuse_removed
 from frontrunner.config.toml_file import Table, read_text, read_toml, set_value, value_of
-from frontrunner.evaluators.cluster.settings import DispatchSettings, require_scheduler
 from frontrunner.evaluators.export.reading import json_table
-from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.probe import BUILT_IN_DATA, DataSettings, ProbeSettings
+from frontrunner.evaluators.nodes.settings import DispatchSettings, require_scheduler
+from frontrunner.evaluators.programs.command_settings import CommandSettings
 from frontrunner.evaluators.registry import require_evaluator
+from frontrunner.evaluators.runs.settings import BUILT_IN_DATA, DataSettings, ProbeSettings
 from frontrunner.evaluators.tables import TableSettings
 from frontrunner.results.redaction import looks_secret
 from frontrunner.search.spec import Budget, CampaignSpec, DeepHyperSettings, SearchSettings
@@ -170,7 +170,7 @@ def _with_figures(table: Table, base: Path) -> Table:
         )
     if name != THIS_MACHINE:
         return presets.cluster_preset(name) | table
-    from frontrunner.evaluators.probe.this_machine import detect, share_processors
+    from frontrunner.evaluators.nodes.this_machine import detect, share_processors
 
     found = detect(table.get("backend"))
     if isinstance(wanted, int) and found["backend"] == "cpu" and wanted >= 1:

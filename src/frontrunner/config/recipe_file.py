@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from frontrunner.config.toml_file import read_text, value_of
-from frontrunner.evaluators.cluster.settings import DispatchSettings
 from frontrunner.evaluators.export.reading import json_table
-from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.probe import OptimizerConstants, ProbeSettings, Schedule
+from frontrunner.evaluators.nodes.settings import DispatchSettings
+from frontrunner.evaluators.programs.command_settings import CommandSettings
+from frontrunner.evaluators.runs.settings import OptimizerConstants, ProbeSettings, Schedule
 from frontrunner.results.outcome import RecipeStats
 from frontrunner.results.provenance import DataFiles
 from frontrunner.spaces import errors

@@ -11,7 +11,7 @@ from frontrunner.config.campaign import THIS_MACHINE, parse_campaign
 from frontrunner.config.toml_file import toml_value
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.software import FRONTRUNNER
-from frontrunner.evaluators.probe import ProbeSettings
+from frontrunner.evaluators.runs.settings import ProbeSettings
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import bad_value, did_you_mean, holds
 from frontrunner.spaces.presets import preset_names

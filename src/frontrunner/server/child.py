@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from frontrunner import api
-from frontrunner.evaluators.probe.files import write_json
+from frontrunner.evaluators.runs.files import write_json
 from frontrunner.results.records import timestamp, utc_now
 from frontrunner.results.states import CampaignState
 from frontrunner.search.listener import View

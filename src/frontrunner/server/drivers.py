@@ -26,8 +26,8 @@ from typing import IO, Any, Literal, cast
 import psutil
 
 from frontrunner.config.settings import STORE_VARIABLE, run_root
-from frontrunner.evaluators.probe.files import read_end, read_json, write_json
-from frontrunner.evaluators.probe.processes import kill_group
+from frontrunner.evaluators.nodes.child_processes import kill_group
+from frontrunner.evaluators.runs.files import read_end, read_json, write_json
 from frontrunner.evaluators.runs.training import ReplayStopped
 from frontrunner.evaluators.trainer.job import complete_steps
 from frontrunner.results.process_identity import USER_VARIABLE, acting_user

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from frontrunner.config.campaign import CampaignFile, CampaignName, parse_campaign, section_schema
 from frontrunner.config.toml_file import Table
 from frontrunner.evaluators.analytic.timeline import StepTimeline
-from frontrunner.evaluators.cluster.settings import HIDDEN_LINES
+from frontrunner.evaluators.nodes.settings import HIDDEN_LINES
 from frontrunner.results.pages import Comparison, HistoryPage, TrialPage
 from frontrunner.results.ranking import FILTERS, RankBy, RankedRecipe, Ranking
 from frontrunner.results.records import Labels

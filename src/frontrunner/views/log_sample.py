@@ -9,7 +9,7 @@ from frontrunner.text import seconds as time_text
 from frontrunner.views.terminal import console, ruled_table
 
 if TYPE_CHECKING:
-    from frontrunner.evaluators.external.log_sample import LogSample, SampleStep
+    from frontrunner.evaluators.programs.log_sample import LogSample, SampleStep
 
 MOST_STEPS = 5
 RATES = {

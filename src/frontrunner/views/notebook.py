@@ -12,7 +12,7 @@ from frontrunner.evaluators.analytic.estimates import Plan, ShownPlan
 from frontrunner.evaluators.analytic.scaling import Scaling
 from frontrunner.evaluators.analytic.timeline import StepTimeline
 from frontrunner.evaluators.analytic.variations import MeasuredScaling, Sweep
-from frontrunner.evaluators.external.log_sample import LogSample
+from frontrunner.evaluators.programs.log_sample import LogSample
 from frontrunner.fronts import Front
 from frontrunner.planning import ClusterRanking
 from frontrunner.results.check import Check

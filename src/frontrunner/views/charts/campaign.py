@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.probe.measure import nodes_used
+from frontrunner.evaluators.runs.measure import nodes_used
 from frontrunner.results.arrays import KINDS, Attempts, Mask, Numbers, Rows
 from frontrunner.results.courses import Course
 from frontrunner.results.outcome import POLICIES, Failure

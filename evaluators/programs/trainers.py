@@ -12,10 +12,10 @@ from dataclasses import replace
 from frontrunner.evaluators.export.base import yaml_text
 from frontrunner.evaluators.export.reading import yaml_table
 from frontrunner.evaluators.export.tools import TOOLS
-from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.external import command as commands
-from frontrunner.evaluators.external.command import Command, CommandRequest, MakeCommand
-from frontrunner.evaluators.external.logs import patterns_of
+from frontrunner.evaluators.programs import command as commands
+from frontrunner.evaluators.programs.command import Command, CommandRequest, MakeCommand
+from frontrunner.evaluators.programs.command_settings import CommandSettings
+from frontrunner.evaluators.programs.logs import patterns_of
 from frontrunner.spaces.errors import bad_value, require_one_of
 from frontrunner.spaces.legality import Reason
 

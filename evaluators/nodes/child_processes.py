@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from frontrunner.evaluators.probe.control_group import ControlGroup
+from frontrunner.evaluators.nodes.control_group import ControlGroup
 from frontrunner.results.process_identity import (
     machine_id,
     pid_namespace,

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from frontrunner.evaluators.probe import TORCH_DEVICES, DataSettings, ProbeSettings
 from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.runs.settings import TORCH_DEVICES, DataSettings, ProbeSettings
 from frontrunner.evaluators.trainer.job import (
     Adaptive,
     Data,

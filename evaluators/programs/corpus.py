@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from frontrunner.evaluators.probe import DataFile, DataSettings
+from frontrunner.evaluators.runs.settings import DataFile, DataSettings
 from frontrunner.evaluators.text.token_file import described, dtype_for
 from frontrunner.evaluators.trainer.data import BYTE_VOCABULARY, builtin_text, write_token_file
 from frontrunner.evaluators.trainer.job import Data

@@ -1,4 +1,4 @@
-"""Holder of one allocation on Ray, `python -P -m frontrunner.evaluators.cluster.ray_holder FD
+"""Holder of one allocation on Ray, `python -P -m frontrunner.evaluators.nodes.ray_holder FD
 ORDER`: a Ray driver.
 
 It reserves nodes by a placement group, one bundle per node, keeps an agent on each, and starts
@@ -34,8 +34,8 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from frontrunner.evaluators.cluster.agent import StepFolder
-from frontrunner.evaluators.cluster.ray_agent import (
+from frontrunner.evaluators.nodes.agent import StepFolder
+from frontrunner.evaluators.nodes.ray_agent import (
     FILES_GROUP,
     LIFE_GROUP,
     Change,
@@ -43,14 +43,14 @@ from frontrunner.evaluators.cluster.ray_agent import (
     data_files,
     own_versions,
 )
-from frontrunner.evaluators.cluster.settings import (
+from frontrunner.evaluators.nodes.settings import (
     RAY_LOCAL,
     has_resources,
     in_words,
     why_unreachable,
 )
-from frontrunner.evaluators.probe.files import read_json
-from frontrunner.evaluators.probe.run_folder import MEETING, STEP
+from frontrunner.evaluators.runs.files import read_json
+from frontrunner.evaluators.runs.run_folder import MEETING, STEP
 from frontrunner.spaces.document import write_bytes
 
 POLL_S = 0.05

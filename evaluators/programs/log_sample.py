@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.external.command_log import UNLIMITED, Log
-from frontrunner.evaluators.external.logs import LoggedStep, LogReader, Statement, patterns_of
-from frontrunner.evaluators.external.supervisor import LOG
-from frontrunner.evaluators.external.trainers import log_patterns
-from frontrunner.evaluators.probe.files import tail
+from frontrunner.evaluators.nodes.supervisor import LOG
+from frontrunner.evaluators.programs.command_log import UNLIMITED, Log
+from frontrunner.evaluators.programs.command_settings import CommandSettings
+from frontrunner.evaluators.programs.logs import LoggedStep, LogReader, Statement, patterns_of
+from frontrunner.evaluators.programs.trainers import log_patterns
+from frontrunner.evaluators.runs.files import tail
 from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.errors import bad_value, read_bytes
 

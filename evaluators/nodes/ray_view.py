@@ -1,4 +1,4 @@
-"""What a Ray cluster has, `python -P -m frontrunner.evaluators.cluster.ray_view ADDRESS
+"""What a Ray cluster has, `python -P -m frontrunner.evaluators.nodes.ray_view ADDRESS
 [--only-connect]`, as JSON.
 
 It is a process of its own because connecting to a cluster that does not respond takes Ray minutes,
@@ -18,9 +18,9 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from frontrunner.evaluators.cluster.ray_agent import own_versions
-from frontrunner.evaluators.cluster.ray_allocation import ONLY_CONNECT
-from frontrunner.evaluators.cluster.ray_holder import CONNECT_ERRORS, brief, node_name
+from frontrunner.evaluators.nodes.ray_agent import own_versions
+from frontrunner.evaluators.nodes.ray_allocation import ONLY_CONNECT
+from frontrunner.evaluators.nodes.ray_holder import CONNECT_ERRORS, brief, node_name
 
 NODE_TIMEOUT_S = 60.0
 

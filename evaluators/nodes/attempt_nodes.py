@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from frontrunner.evaluators.cluster.agent import NodeReport, Step, StepFolder
-from frontrunner.evaluators.probe.files import tail
+from frontrunner.evaluators.nodes.agent import NodeReport, Step, StepFolder
+from frontrunner.evaluators.runs.files import tail
 from frontrunner.results.nodes import AttemptNodes
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 

@@ -26,11 +26,11 @@ from typing import Any
 import psutil
 import ray
 
-from frontrunner.evaluators.cluster.agent import RANK_AGENT, RankAgent, Step, StepFolder, agent_of
-from frontrunner.evaluators.probe.files import write_json
-from frontrunner.evaluators.probe.fork_server import ForkClient
-from frontrunner.evaluators.probe.processes import Orphans
-from frontrunner.evaluators.probe.run_folder import CANCEL, MEETING, STEP, UNFINISHED
+from frontrunner.evaluators.nodes.agent import RANK_AGENT, RankAgent, Step, StepFolder, agent_of
+from frontrunner.evaluators.nodes.child_processes import Orphans
+from frontrunner.evaluators.nodes.fork_server import ForkClient
+from frontrunner.evaluators.runs.files import write_json
+from frontrunner.evaluators.runs.run_folder import CANCEL, MEETING, STEP, UNFINISHED
 from frontrunner.spaces.document import write_bytes
 
 POLL_S = 0.1

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from frontrunner.evaluators.probe.files import LineReader
+from frontrunner.evaluators.runs.files import LineReader
 
 MAX_LINE_BYTES = 2**16
 """A longer line is cut into lines of at most this size."""

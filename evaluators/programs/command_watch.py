@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.external import command as commands
-from frontrunner.evaluators.external import logs
-from frontrunner.evaluators.external.command import Command
-from frontrunner.evaluators.external.supervisor import (
+from frontrunner.evaluators.nodes.base import Processes
+from frontrunner.evaluators.nodes.child_processes import PEER_GRACE_S
+from frontrunner.evaluators.nodes.supervisor import (
     END_S,
     KILL_S,
     LOG,
@@ -21,14 +20,15 @@ from frontrunner.evaluators.external.supervisor import (
     of_node,
     read_end,
 )
-from frontrunner.evaluators.nodes.base import Processes
-from frontrunner.evaluators.probe.classify import Evidence, RankError, classify, first_line
-from frontrunner.evaluators.probe.files import tail, why_disk_full
-from frontrunner.evaluators.probe.job import DEADLINE_SHARE
-from frontrunner.evaluators.probe.measure import measurement, tokens_per_step
-from frontrunner.evaluators.probe.processes import PEER_GRACE_S
+from frontrunner.evaluators.programs import command as commands
+from frontrunner.evaluators.programs import logs
 from frontrunner.evaluators.programs.base import Watch, with_log
+from frontrunner.evaluators.programs.command import Command
+from frontrunner.evaluators.programs.jobs import DEADLINE_SHARE
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
+from frontrunner.evaluators.runs.classify import Evidence, RankError, classify, first_line
+from frontrunner.evaluators.runs.files import tail, why_disk_full
+from frontrunner.evaluators.runs.measure import measurement, tokens_per_step
 from frontrunner.results.outcome import Failure, FailureKind, Outcome, ProbeEnding
 
 TAIL_LINES = 400

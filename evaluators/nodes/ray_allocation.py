@@ -20,19 +20,19 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.cluster.allocations import LOGGER, HeldAllocation, NodeLost, Placed
-from frontrunner.evaluators.cluster.settings import (
+from frontrunner.evaluators.nodes.allocations import LOGGER, HeldAllocation, NodeLost, Placed
+from frontrunner.evaluators.nodes.child_processes import start_child
+from frontrunner.evaluators.nodes.settings import (
     RAY_AUTO,
     RAY_LOCAL,
     DispatchSettings,
     why_unreachable,
 )
-from frontrunner.evaluators.probe.files import tail
-from frontrunner.evaluators.probe.processes import start_child
+from frontrunner.evaluators.runs.files import tail
 from frontrunner.spaces.errors import bad_value
 
-HOLDER = "frontrunner.evaluators.cluster.ray_holder"
-VIEW = "frontrunner.evaluators.cluster.ray_view"
+HOLDER = "frontrunner.evaluators.nodes.ray_holder"
+VIEW = "frontrunner.evaluators.nodes.ray_view"
 ONLY_CONNECT = "--only-connect"
 POLL_S = 0.05
 CONNECT_S = 60.0

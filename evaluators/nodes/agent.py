@@ -1,13 +1,13 @@
-"""Node agent, `python -P -m frontrunner.evaluators.cluster.agent STEP.json`: runs one node's part
+"""Node agent, `python -P -m frontrunner.evaluators.nodes.agent STEP.json`: runs one node's part
 of one step.
 
 The site's launcher starts one per node. Ranks end with its fork server, as that ends with the
 agent, which ends them when the driver cancels the step or misses its heartbeat, or a signal ends
-it. Only files connect it to the driver. `external/agent.py` runs commands of other trainers instead
+it. Only files connect it to the driver. `command_agent.py` runs commands of other trainers instead
 of ranks.
 
 All files are in the attempt's run folder, on a file system that all nodes and the driver share. In
-addition to those of `probe/run_folder.py`:
+addition to those of `runs/run_folder.py`:
 
 step.json            what each node's agent has to do
 node-K.json          how the ranks of node K are, by its agent
@@ -37,12 +37,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from frontrunner.evaluators.cluster.environment import launched_rank
-from frontrunner.evaluators.probe.files import read_json, write_json
-from frontrunner.evaluators.probe.fork_server import ForkClient, RanksStarted, ServerLost
-from frontrunner.evaluators.probe.heartbeat import RunHeartbeat
-from frontrunner.evaluators.probe.processes import KILL_GRACE_S, kernel_oom_kills, kill_rank
-from frontrunner.evaluators.probe.run_folder import (
+from frontrunner.evaluators.nodes.child_processes import KILL_GRACE_S, kernel_oom_kills, kill_rank
+from frontrunner.evaluators.nodes.environment import launched_rank
+from frontrunner.evaluators.nodes.fork_server import ForkClient, RanksStarted, ServerLost
+from frontrunner.evaluators.runs.files import read_json, write_json
+from frontrunner.evaluators.runs.heartbeat import RunHeartbeat
+from frontrunner.evaluators.runs.run_folder import (
     CANCEL,
     MEETING,
     STEP,
@@ -50,7 +50,7 @@ from frontrunner.evaluators.probe.run_folder import (
 )
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
-RANK_AGENT = "frontrunner.evaluators.cluster.agent"
+RANK_AGENT = "frontrunner.evaluators.nodes.agent"
 POLL_S = 0.2
 VERSION = 1
 BEAT_S = 3.0

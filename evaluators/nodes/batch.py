@@ -4,7 +4,7 @@ start on its nodes.
 The executor is Parsl's, without Parsl's data-flow kernel, which would query the batch system only
 once a minute. Its workers are on the allocation's first node. Which nodes a step gets is the pool's
 choice: Parsl's MPI mode takes the next ones and passes over none. `python -P -m
-frontrunner.evaluators.cluster.batch DRIVER_PID` runs Parsl's interchange, which passes tasks to the
+frontrunner.evaluators.nodes.batch DRIVER_PID` runs Parsl's interchange, which passes tasks to the
 nodes: on its own it would outlive a driver that is killed, and end with one that is interrupted at
 a terminal.
 """
@@ -26,10 +26,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frontrunner.evaluators.cluster.agent import Step
-from frontrunner.evaluators.cluster.environment import allocation
-from frontrunner.evaluators.cluster.settings import LAUNCHERS, SCHEDULERS, NodeSource
-from frontrunner.evaluators.probe.processes import die_with_parent, start_child
+from frontrunner.evaluators.nodes.agent import Step
+from frontrunner.evaluators.nodes.child_processes import die_with_parent, start_child
+from frontrunner.evaluators.nodes.environment import allocation
+from frontrunner.evaluators.nodes.settings import LAUNCHERS, SCHEDULERS, NodeSource
 from frontrunner.spaces.errors import FrontrunnerError
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def make_executor(source: NodeSource, name: str, folder: Path) -> HighThroughput
         sys.executable,
         "-P",
         "-m",
-        "frontrunner.evaluators.cluster.batch",
+        "frontrunner.evaluators.nodes.batch",
     ]
     executor.interchange_launch_cmd.append(str(os.getpid()))
     executor.run_dir = str(folder)

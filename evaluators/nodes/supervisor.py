@@ -41,12 +41,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.external.command_log import Log
-from frontrunner.evaluators.probe.control_group import ControlGroup
-from frontrunner.evaluators.probe.files import write_json
-from frontrunner.evaluators.probe.heartbeat import RunHeartbeat
-from frontrunner.evaluators.probe.processes import (
+from frontrunner.evaluators.nodes.child_processes import (
     PEER_GRACE_S,
     TAGS,
     adopt_orphans,
@@ -55,12 +50,17 @@ from frontrunner.evaluators.probe.processes import (
     kill_tagged,
     start_child,
 )
+from frontrunner.evaluators.nodes.control_group import ControlGroup
+from frontrunner.evaluators.programs.command_log import Log
+from frontrunner.evaluators.programs.command_settings import CommandSettings
+from frontrunner.evaluators.runs.files import write_json
+from frontrunner.evaluators.runs.heartbeat import RunHeartbeat
 
 LOG = "command.log"
 ORDER = "command.json"
 ENDED = "ended.json"
 RUN_TAG = "FRONTRUNNER_RUN"
-MODULE = "frontrunner.evaluators.external.supervisor"
+MODULE = "frontrunner.evaluators.nodes.supervisor"
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 """Without it a Python program's lines arrive in blocks, long after the steps that they report."""
 

@@ -1,4 +1,4 @@
-"""Node agent of a command, `python -P -m frontrunner.evaluators.external.agent STEP.json`.
+"""Node agent of a command, `python -P -m frontrunner.evaluators.nodes.command_agent STEP.json`.
 
 The agent of node 0 reserves a port. Once each node has reported, it writes the nodes' names and
 where it can be reached to the file at which ranks meet; then each agent starts the command under a
@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.cluster.agent import POLL_S, NodeAgent, main
-from frontrunner.evaluators.external.supervisor import END_S, Place, Supervised, reserved_port
-from frontrunner.evaluators.probe.files import read_json, write_json
-from frontrunner.evaluators.probe.processes import driver_tags
-from frontrunner.evaluators.probe.run_folder import MEETING
+from frontrunner.evaluators.nodes.agent import POLL_S, NodeAgent, main
+from frontrunner.evaluators.nodes.child_processes import driver_tags
+from frontrunner.evaluators.nodes.supervisor import END_S, Place, Supervised, reserved_port
+from frontrunner.evaluators.runs.files import read_json, write_json
+from frontrunner.evaluators.runs.run_folder import MEETING
 from frontrunner.evaluators.trainer.hosts import own_hosts
 from frontrunner.spaces.errors import FrontrunnerError
 

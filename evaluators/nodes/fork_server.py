@@ -29,12 +29,12 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from frontrunner.evaluators.probe import processes
-from frontrunner.evaluators.probe.files import tail
-from frontrunner.evaluators.probe.heartbeat import BEAT_S, RunHeartbeat
+from frontrunner.evaluators.nodes import child_processes as processes
+from frontrunner.evaluators.runs.files import tail
+from frontrunner.evaluators.runs.heartbeat import BEAT_S, RunHeartbeat
 from frontrunner.spaces.errors import FrontrunnerError
 
-PROGRAM = "frontrunner.evaluators.probe.fork_server"
+PROGRAM = "frontrunner.evaluators.nodes.fork_server"
 START_FAILED = 120
 START_TIMEOUT_S = 120.0
 REPLY_TIMEOUT_S = 60.0

@@ -19,14 +19,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from frontrunner.evaluators.cluster.environment import allocation
-from frontrunner.evaluators.cluster.settings import DispatchSettings, NodeSource, node_source
-from frontrunner.evaluators.probe import TORCH_DEVICES
-from frontrunner.evaluators.probe.files import tail
-from frontrunner.evaluators.probe.measure import nodes_used
-from frontrunner.evaluators.probe.processes import end_child
-from frontrunner.evaluators.probe.this_machine import detect
+from frontrunner.evaluators.nodes.child_processes import end_child
+from frontrunner.evaluators.nodes.environment import allocation
+from frontrunner.evaluators.nodes.settings import DispatchSettings, NodeSource, node_source
+from frontrunner.evaluators.nodes.this_machine import detect
 from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.runs.files import tail
+from frontrunner.evaluators.runs.measure import nodes_used
+from frontrunner.evaluators.runs.settings import TORCH_DEVICES
 from frontrunner.evaluators.trainer.deepspeed_disk import built_folder, is_built, is_installed
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput, bad_value, installing

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from frontrunner.evaluators.external import clock
-from frontrunner.evaluators.external.command_log import LEFT_OUT, LogLines
-from frontrunner.evaluators.external.supervisor import LOG, of_node
-from frontrunner.evaluators.probe import ProbeSettings
-from frontrunner.evaluators.probe.job import DEADLINE_SHARE
-from frontrunner.evaluators.probe.measure import tokens_per_step
+from frontrunner.evaluators.nodes.supervisor import LOG, of_node
+from frontrunner.evaluators.programs import clock
+from frontrunner.evaluators.programs.command_log import LEFT_OUT, LogLines
+from frontrunner.evaluators.programs.jobs import DEADLINE_SHARE
+from frontrunner.evaluators.runs.measure import tokens_per_step
+from frontrunner.evaluators.runs.settings import ProbeSettings
 from frontrunner.evaluators.trainer.step_time_stats import ending, settled
 from frontrunner.results.outcome import ProbeEnding
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean

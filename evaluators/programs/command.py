@@ -31,16 +31,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from frontrunner.evaluators.cluster.settings import node_source
 from frontrunner.evaluators.export.deepspeed import BATCH, zero_stage
 from frontrunner.evaluators.export.reading import json_table
 from frontrunner.evaluators.export.torchtitan import VERSION as TORCHTITAN
-from frontrunner.evaluators.external import CommandSettings
-from frontrunner.evaluators.external.logs import STATEMENTS, Statement
-from frontrunner.evaluators.external.supervisor import PLACE, RANK_PLACE, place_field
-from frontrunner.evaluators.probe import ProbeSettings
-from frontrunner.evaluators.probe.measure import nodes_used
+from frontrunner.evaluators.nodes.settings import node_source
+from frontrunner.evaluators.nodes.supervisor import PLACE, RANK_PLACE, place_field
+from frontrunner.evaluators.programs.command_settings import CommandSettings
+from frontrunner.evaluators.programs.logs import STATEMENTS, Statement
 from frontrunner.evaluators.protocol import ProbeSetup
+from frontrunner.evaluators.runs.measure import nodes_used
+from frontrunner.evaluators.runs.settings import ProbeSettings
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.spaces.legality import Reason
 from frontrunner.spaces.model import Model

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from frontrunner.evaluators.probe.files import DISK_FULL_SIGNS
+from frontrunner.evaluators.runs.files import DISK_FULL_SIGNS
 from frontrunner.results.outcome import FailureKind
 
 OUT_OF_MEMORY_SIGNS = re.compile(

@@ -38,14 +38,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from frontrunner.evaluators.cluster.batch import (
+from frontrunner.evaluators.nodes.batch import (
     make_executor,
     node_names,
     run_step,
     seconds_left,
     why_ended,
 )
-from frontrunner.evaluators.cluster.settings import RAY, NodeSource
+from frontrunner.evaluators.nodes.settings import RAY, NodeSource
 from frontrunner.results.nodes import set_aside_in_words
 from frontrunner.spaces.errors import NodesUnavailable, TooLittleTime
 
@@ -461,7 +461,7 @@ class Pool:
 def _requested(source: NodeSource, name: str, folder: Path) -> HeldAllocation:
     if source.scheduler != RAY:
         return ParslAllocation(source, name, folder)
-    from frontrunner.evaluators.cluster.ray_allocation import RayAllocation
+    from frontrunner.evaluators.nodes.ray_allocation import RayAllocation
 
     return RayAllocation(source, name, folder)
 

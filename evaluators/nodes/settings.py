@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from frontrunner.evaluators.cluster.environment import Allocation, allocation
+from frontrunner.evaluators.nodes.environment import Allocation, allocation
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import (
     InvalidInput,
@@ -450,7 +450,7 @@ def why_unreachable(address: str) -> str | None:
 
 
 def _held(settings: DispatchSettings, cluster: Cluster, held: Allocation | None) -> NodeSource:
-    from frontrunner.evaluators.cluster.batch import seconds_left
+    from frontrunner.evaluators.nodes.batch import seconds_left
 
     if held is None and cluster.nodes > 1:
         raise InvalidInput(

@@ -11,7 +11,7 @@ outcome.json         the outcome, as returned to the driver
 heartbeat.json       a count that grows while anything runs for the attempt
 
 `job.json`, `result.json` and `outcome.json` name the folder that they were written for: one that
-names another was copied here. `cluster/agent.py` lists what steps on other nodes add.
+names another was copied here. `nodes/agent.py` lists what steps on other nodes add.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frontrunner.evaluators.probe.classify import RankError
-from frontrunner.evaluators.probe.files import LineReader, read_json, write_json
-from frontrunner.evaluators.probe.heartbeat import BEAT_S, HEARTBEAT
+from frontrunner.evaluators.runs.classify import RankError
+from frontrunner.evaluators.runs.files import LineReader, read_json, write_json
+from frontrunner.evaluators.runs.heartbeat import BEAT_S, HEARTBEAT
 from frontrunner.results.outcome import Failure, Measurement, Outcome, refuse_unstorable
 
 if TYPE_CHECKING:
