@@ -26,7 +26,7 @@ from frontrunner.evaluators.registry import EVALUATORS
 from frontrunner.evaluators.runs.probes import Probes
 from frontrunner.results.outcome import Failure, FailureKind, Outcome
 from frontrunner.spaces.recipe import Recipe
-from support.doubles import register
+from support.doubles import as_evaluator, register
 
 LOOKS = 30
 """Looks at the nodes until a probe is measured; a bad node has lost its probe at the next look."""
@@ -108,7 +108,7 @@ class World:
         def make(setup: ProbeSetup) -> Probes:
             return Probes(ImaginedProgram(setup, self), ImaginedNodes(setup, source, self))
 
-        register(monkeypatch, EVALUATORS, "imagined", make)
+        register(monkeypatch, EVALUATORS, "imagined", make, as_evaluator)
 
     def _request(self, source: NodeSource, name: str, folder: Path) -> ImaginedJob:
         first = 1 + len(self.allocations) * self.nodes * self.fresh_nodes
