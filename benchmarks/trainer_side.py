@@ -87,7 +87,8 @@ class Trainer:
 
     def __init__(self, device: torch.device, folder: Path, **job_values: Any) -> None:
         from frontrunner.evaluators.trainer.data import TokenFile
-        from frontrunner.evaluators.trainer.job import Job, check_job
+        from frontrunner.evaluators.trainer.device_checks import check_job
+        from frontrunner.evaluators.trainer.job import Job
         from frontrunner.evaluators.trainer.layout import make_layout
         from frontrunner.evaluators.trainer.run import ProgressLog, RunContext
         from frontrunner.evaluators.trainer.torch_engine import make_stepper

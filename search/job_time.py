@@ -7,7 +7,7 @@ import threading
 import time
 
 from frontrunner.evaluators.nodes.allocations import MARGIN_S
-from frontrunner.evaluators.nodes.batch import end_of_job
+from frontrunner.evaluators.nodes.batch_jobs import end_of_job
 from frontrunner.evaluators.nodes.dispatched import expected_s
 from frontrunner.search.budget import CUT_S
 

@@ -1,5 +1,4 @@
-"""Batch systems: what they report of a job, Parsl's executor for one allocation, and how steps
-start on its nodes.
+"""Batch systems: Parsl's executor for one allocation, and how steps start on its nodes.
 
 The executor is Parsl's, without Parsl's data-flow kernel, which would query the batch system only
 once a minute. Its workers are on the allocation's first node. Which nodes a step gets is the pool's
@@ -11,16 +10,12 @@ a terminal.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import re
 import runpy
 import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -28,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from frontrunner.evaluators.nodes.agent import Step
 from frontrunner.evaluators.nodes.child_processes import die_with_parent, start_child
-from frontrunner.evaluators.nodes.environment import allocation
 from frontrunner.evaluators.nodes.settings import LAUNCHERS, SCHEDULERS, NodeSource
 from frontrunner.spaces.errors import FrontrunnerError
 
@@ -42,7 +36,6 @@ SILENCE_S = 30
 as well.
 """
 COMMAND_TIMEOUT_S = 60
-QUERY_TIMEOUT_S = 10.0
 LOOPBACK = "127.0.0.1"
 """Where workers reach the driver in a job that is held already: they start on its own node."""
 
@@ -50,9 +43,6 @@ UNIQUE_PBS_NODES = """\
 FRONTRUNNER_NODES="$(mktemp)"; trap 'rm -f "$FRONTRUNNER_NODES"' EXIT
 awk '!seen[$0]++' "$PBS_NODEFILE" > "$FRONTRUNNER_NODES"; export PBS_NODEFILE="$FRONTRUNNER_NODES\""""  # noqa: E501
 """PBS names a node once for each of its slots; Parsl takes each line for a node."""
-
-_TITLES = {"slurm": "Slurm", "pbs": "PBS"}
-_TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
 def launch_command(
@@ -87,85 +77,6 @@ def node_names() -> tuple[str, ...]:
     )
 
     return tuple(dict.fromkeys(get_nodes_in_batchjob(identify_scheduler())))
-
-
-def seconds_left(scheduler: str, job_id: str) -> float | None:
-    """Return what is left of a running job's walltime; None if it has no end, or it is unknown."""
-    if scheduler == "slurm":
-        return _seconds(_query("squeue", "--noheader", f"--job={job_id}", "--format=%L").strip())
-    if scheduler != "pbs":
-        return None
-    job = _pbs_job(job_id)
-    limit, used = (
-        _seconds(str(dict(job.get(key) or {}).get("walltime")))
-        for key in ("Resource_List", "resources_used")
-    )
-    return None if limit is None else limit - (used or 0.0)
-
-
-def end_of_job() -> float | None:
-    """Return when the batch job that this process is in ends, as monotonic time; None outside one,
-    or if unknown.
-    """
-    held = allocation(os.environ)
-    left = None if held is None else seconds_left(held.scheduler, held.job_id)
-    return None if left is None else time.monotonic() + left
-
-
-def _seconds(shown: str) -> float | None:
-    """Return the seconds of a batch system's `[days-][hours:]minutes:seconds`; None for any other
-    text.
-    """
-    found = _TIME.fullmatch(shown)
-    if found is None:
-        return None
-    return float(
-        sum(
-            int(part or 0) * unit
-            for part, unit in zip(found.groups(), (86_400, 3600, 60, 1), strict=True)
-        )
-    )
-
-
-def _pbs_job(job_id: str) -> dict[str, Any]:
-    """Return what PBS reports of a job, also of one that has ended; empty if it reports nothing."""
-    with contextlib.suppress(ValueError):
-        jobs: dict[str, dict[str, Any]] = json.loads(
-            _query("qstat", "-x", "-f", "-F", "json", job_id)
-        ).get("Jobs", {})
-        return next(iter(jobs.values()), {})
-    return {}
-
-
-def why_ended(scheduler: str, job_id: str) -> str | None:
-    """Return the batch system's own words for how a job has ended; None if it reports nothing."""
-    words: list[str] = []
-    if scheduler == "slurm":
-        shown = _query("scontrol", "--oneliner", "show", "job", job_id)
-        fields = dict(word.partition("=")[::2] for word in shown.split())
-        state, reason = fields.get("JobState", "PENDING"), fields.get("Reason", "None")
-        if state not in ("PENDING", "RUNNING"):
-            words = [state] if reason in ("None", state) else [state, reason]
-    elif scheduler == "pbs":
-        job = _pbs_job(job_id)
-        words = [f"exit status {job['Exit_status']}"] if "Exit_status" in job else []
-        words += [str(job["comment"])] if job.get("comment") else []
-    return f"{_TITLES[scheduler]}: {', '.join(words)}" if any(words) else None
-
-
-def _query(*command: str) -> str:
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=QUERY_TIMEOUT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
 
 
 def make_executor(source: NodeSource, name: str, folder: Path) -> HighThroughputExecutor:

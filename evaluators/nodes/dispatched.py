@@ -18,8 +18,9 @@ from frontrunner.evaluators.nodes.agent import (
     Step,
     StepFolder,
 )
-from frontrunner.evaluators.nodes.allocations import HeldAllocation, Placed, Pool, Waiting
+from frontrunner.evaluators.nodes.allocations import Pool, Waiting
 from frontrunner.evaluators.nodes.base import RANKS, Left, Nodes, Processes, Start
+from frontrunner.evaluators.nodes.held import HeldAllocation, Placed
 from frontrunner.evaluators.nodes.settings import RAY, NodeSource
 from frontrunner.evaluators.protocol import NodeCheck, ProbeOrder, ProbeSetup
 from frontrunner.evaluators.runs.files import tail, write_json

@@ -20,8 +20,8 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.nodes.allocations import LOGGER, HeldAllocation, NodeLost, Placed
 from frontrunner.evaluators.nodes.child_processes import start_child
+from frontrunner.evaluators.nodes.held import LOGGER, HeldAllocation, NodeLost, Placed
 from frontrunner.evaluators.nodes.settings import (
     RAY_AUTO,
     RAY_LOCAL,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from frontrunner.evaluators.nodes.batch_jobs import seconds_left
 from frontrunner.evaluators.nodes.environment import Allocation, allocation
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import (
@@ -450,8 +451,6 @@ def why_unreachable(address: str) -> str | None:
 
 
 def _held(settings: DispatchSettings, cluster: Cluster, held: Allocation | None) -> NodeSource:
-    from frontrunner.evaluators.nodes.batch import seconds_left
-
     if held is None and cluster.nodes > 1:
         raise InvalidInput(
             'dispatch.backend = "allocation": this process is in no job whose nodes are known',

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from frontrunner.evaluators.nodes.base import Nodes
-from frontrunner.evaluators.nodes.batch import end_of_job
+from frontrunner.evaluators.nodes.batch_jobs import end_of_job
 from frontrunner.evaluators.nodes.dispatched import SourceNodes
 from frontrunner.evaluators.nodes.local import ThisMachine
 from frontrunner.evaluators.nodes.settings import SPARE_WALLTIME_S, NodeSource

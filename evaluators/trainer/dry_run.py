@@ -43,7 +43,8 @@ from torch.utils.flop_counter import flop_registry
 
 from frontrunner.evaluators.trainer import expert_parallel, model, torch_engine
 from frontrunner.evaluators.trainer.data import Batch, Tokens
-from frontrunner.evaluators.trainer.job import Job, check_job
+from frontrunner.evaluators.trainer.device_checks import check_job
+from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import make_layout
 from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES, LossScale, local, make_states
 from frontrunner.evaluators.trainer.torch_engine import make_stepper

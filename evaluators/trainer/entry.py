@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from frontrunner.evaluators.trainer import run
 from frontrunner.evaluators.trainer.data import tokens_of
-from frontrunner.evaluators.trainer.job import Job, check_job
+from frontrunner.evaluators.trainer.device_checks import check_job
+from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import make_layout
 from frontrunner.evaluators.trainer.probe_run import run_probe, run_profile
 from frontrunner.evaluators.trainer.rendezvous import rank_device

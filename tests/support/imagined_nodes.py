@@ -16,9 +16,9 @@ import pytest
 from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.nodes import allocations, dispatched
 from frontrunner.evaluators.nodes.agent import NodeReport, Step, StepFolder
-from frontrunner.evaluators.nodes.allocations import Placed
 from frontrunner.evaluators.nodes.base import COMMAND, Start
 from frontrunner.evaluators.nodes.dispatched import SourceNodes
+from frontrunner.evaluators.nodes.held import Placed
 from frontrunner.evaluators.nodes.settings import DispatchSettings, NodeSource
 from frontrunner.evaluators.programs.base import Program, Watch
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress

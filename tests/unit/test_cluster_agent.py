@@ -15,7 +15,8 @@ import pytest
 
 from frontrunner.api import measure, resume
 from frontrunner.evaluators.nodes.agent import Step, node_of
-from frontrunner.evaluators.nodes.batch import launch_command, seconds_left, why_ended
+from frontrunner.evaluators.nodes.batch import launch_command
+from frontrunner.evaluators.nodes.batch_jobs import seconds_left, why_ended
 from frontrunner.evaluators.nodes.settings import DispatchSettings, node_source
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.store import LocalStore

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.nodes import allocations
-from frontrunner.evaluators.nodes.allocations import MAX_FAILED_STARTS, Placed, Pool, Waiting
+from frontrunner.evaluators.nodes.allocations import MAX_FAILED_STARTS, Pool, Waiting
 from frontrunner.evaluators.nodes.environment import Allocation
+from frontrunner.evaluators.nodes.held import Placed
 from frontrunner.evaluators.nodes.settings import DispatchSettings, NodeSource
 from frontrunner.spaces.errors import NodesUnavailable
 from support.campaigns import wait_for

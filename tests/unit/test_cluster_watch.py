@@ -22,9 +22,9 @@ from frontrunner.evaluators.nodes.agent import (
     StepFolder,
     was_interrupted,
 )
-from frontrunner.evaluators.nodes.allocations import Placed
 from frontrunner.evaluators.nodes.dispatched import StepProcesses
 from frontrunner.evaluators.nodes.fork_server import RankExited, RanksStarted, Report, ServerLost
+from frontrunner.evaluators.nodes.held import Placed
 from frontrunner.evaluators.programs.ranks import RankWatch
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.runs.run_folder import RunFolder

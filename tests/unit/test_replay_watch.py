@@ -15,10 +15,10 @@ from typing import Any, cast
 import pytest
 
 from frontrunner.evaluators.nodes.agent import NodeReport, OrphanedSteps, StepFolder
-from frontrunner.evaluators.nodes.allocations import Placed
 from frontrunner.evaluators.nodes.base import Left, Nodes, Processes, Start
-from frontrunner.evaluators.nodes.batch import seconds_left
+from frontrunner.evaluators.nodes.batch_jobs import seconds_left
 from frontrunner.evaluators.nodes.dispatched import StepProcesses
+from frontrunner.evaluators.nodes.held import Placed
 from frontrunner.evaluators.nodes.settings import DispatchSettings, NodeSource
 from frontrunner.evaluators.programs import rank_replay as replay
 from frontrunner.evaluators.programs.preflight import source_for

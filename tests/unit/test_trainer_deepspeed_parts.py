@@ -20,7 +20,8 @@ from frontrunner.evaluators.trainer.deepspeed_engine import (
     configuration,
     zero_stage,
 )
-from frontrunner.evaluators.trainer.job import Disk, Job, check_job
+from frontrunner.evaluators.trainer.device_checks import check_job
+from frontrunner.evaluators.trainer.job import Disk, Job
 from frontrunner.spaces.errors import InvalidInput, installing
 from support.trainer_runs import small_job, small_model, small_recipe
 

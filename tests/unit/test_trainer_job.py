@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.trainer.job import Job, check_job
+from frontrunner.evaluators.trainer.device_checks import check_job
+from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import sharding_kind
 from support.trainer_runs import small_job, small_recipe
 
