@@ -167,7 +167,8 @@ def test_a_server_that_is_stopped_is_replaced(
     server.send_signal(signal.SIGSTOP)
     bench.start(setup_of(bench.folder))
     failure = bench.failure()
-    assert (failure.kind, failure.node_seconds) == (FailureKind.LOST, 0.0)
+    assert failure.kind is FailureKind.LOST
+    assert failure.node_seconds >= 1.0, "it held the machine while it waited for a reply"
     assert not is_alive(server)
     bench.start(setup_of(bench.folder))
     assert isinstance(bench.outcome(), Measurement)
@@ -184,7 +185,8 @@ def test_a_server_killed_while_it_warms_up_costs_one_attempt(tmp_path: Path) -> 
     _server(tmp_path)[0].send_signal(signal.SIGKILL)
     (finished,) = wait_for(lambda: evaluator.finished(0.2))
     assert isinstance(finished.outcome, Failure)
-    assert (finished.outcome.kind, finished.outcome.node_seconds) == (FailureKind.LOST, 0.0)
+    assert finished.outcome.kind is FailureKind.LOST
+    assert finished.outcome.node_seconds > 0, "the machine is held while the server warms up"
     evaluator.start(order(setup_of(tmp_path), token="00001.2"))
     (finished,) = wait_for(lambda: evaluator.finished(0.2))
     evaluator.close()

@@ -93,7 +93,9 @@ EXPERTS_SHARED = {"data_parallel": 2, "expert_parallel": 2, "micro_batch_seqs": 
             id="dp4-levels-full",
             marks=pytest.mark.nightly,
         ),
-        pytest.param(EXPERTS_SHARED | {"fp8": "tensorwise"}, EXPERTS, id="ep2"),
+        pytest.param(
+            EXPERTS_SHARED | {"fp8": "tensorwise"}, EXPERTS | {"routing": "uniform"}, id="ep2"
+        ),
         pytest.param(
             ZERO_3 | {"fp8": "mxfp8"},
             {"biases": "all"},
@@ -108,7 +110,11 @@ EXPERTS_SHARED = {"data_parallel": 2, "expert_parallel": 2, "micro_batch_seqs": 
 def test_losses_in_8_bits_follow_bf16(
     recipe: dict[str, Any], changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    """With torchao's emulation, since no device here multiplies in 8 bits."""
+    """With torchao's emulation, since no device here multiplies in 8 bits.
+
+    Experts get the tokens dealt evenly: a router that chooses another expert for one token, after
+    another rounding, changes the loss by more than the tolerance.
+    """
     pytest.importorskip("torchao")
     job = replace(_job(tmp_path / "run", recipe, "bf16"), model=small_model(**changes))
 

@@ -126,16 +126,6 @@ def test_a_loss_that_is_not_finite_ends_the_probe_at_its_step(tmp_path: Path) ->
     assert read_progress(job)[-1]["loss"] is None
 
 
-def test_a_recipe_for_other_ranks_is_refused_while_starting(tmp_path: Path) -> None:
-    job = small_job(tmp_path / "run", recipe=small_recipe(data_parallel=2, sharding=(1, 1, 3)))
-
-    statuses = warm_parent().run(job)
-
-    assert 1 in statuses
-    assert _errors(job)[0]["phase"] == "starting"
-    assert "sharding degrees (1, 1, 3)" in _errors(job)[0]["message"]
-
-
 def test_a_limit_below_what_is_used_fails_at_once_with_the_numbers(tmp_path: Path) -> None:
     job = replace(small_job(tmp_path / "run"), memory_limit_bytes_per_rank=64 * MIB)
 
