@@ -119,7 +119,7 @@ def ways(spec: CampaignSpec, against: str, first: Recipe) -> Iterator[dict[str, 
         found: dict[str, tuple[Way, Path]] = {FORKED: (partial(warm, forked), setup.work_folder)}
         evaluators = []
         if against == "torchrun":
-            found["torchrun"] = (partial(cold, setup, forked), root / "cold")
+            found["torchrun"] = (partial(cold, setup, program), root / "cold")
         for number, (name, dispatch) in enumerate(RAY.items() if against == "ray" else ()):
             own = dataclasses.replace(spec, run_root=str(root / f"{number}"), dispatch=dispatch)
             evaluators.append(training_probe(own.probe_setup()))
