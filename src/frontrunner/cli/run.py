@@ -429,7 +429,7 @@ PRINTED_STEPS = 20
     type=click.IntRange(0, 1000),
     default=3,
     show_default=True,
-    help="Starts again after failures, so often in a row without a new checkpoint.",
+    help="Starts again after failures in a row without a new checkpoint.",
 )
 @click.option(
     "--stop-margin",
