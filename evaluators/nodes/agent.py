@@ -1,10 +1,12 @@
 """Node agent, `python -P -m frontrunner.evaluators.nodes.agent STEP.json`: runs one node's part
 of one step.
 
-The site's launcher starts one per node. Ranks end with its fork server, as that ends with the
-agent, which ends them when the driver cancels the step or misses its heartbeat, or a signal ends
-it. Only files connect it to the driver. `command_agent.py` runs commands of other trainers instead
-of ranks.
+The site's launcher starts one per node. Ranks and commands end with its fork server, as that ends
+with the agent, which ends them when the driver cancels the step or misses its heartbeat, or a
+signal ends it. Only files connect it to the driver.
+
+A command starts once each node has reported: then the agent of node 0, which has reserved a port,
+writes the nodes' names and where it can be reached to the file at which ranks would meet.
 
 All files are in the attempt's run folder, on a file system that all nodes and the driver share. In
 addition to those of `runs/run_folder.py`:
@@ -37,9 +39,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from frontrunner.evaluators.nodes.child_processes import KILL_GRACE_S, kernel_oom_kills, kill_rank
+from frontrunner.evaluators.nodes.child_processes import kernel_oom_kills
 from frontrunner.evaluators.nodes.environment import launched_rank
-from frontrunner.evaluators.nodes.fork_server import ForkClient, RanksStarted, ServerLost
+from frontrunner.evaluators.nodes.fork_server import (
+    ForkClient,
+    ForkRequest,
+    ProcessKind,
+    ServerLost,
+    ServerSettings,
+)
+from frontrunner.evaluators.nodes.forked import Forked
+from frontrunner.evaluators.nodes.supervisor import Place, reserved_port
 from frontrunner.evaluators.runs.files import read_json, write_json
 from frontrunner.evaluators.runs.heartbeat import RunHeartbeat
 from frontrunner.evaluators.runs.run_folder import (
@@ -48,9 +58,11 @@ from frontrunner.evaluators.runs.run_folder import (
     STEP,
     RunFolder,
 )
+from frontrunner.evaluators.trainer.hosts import own_hosts
 from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
 
-RANK_AGENT = "frontrunner.evaluators.nodes.agent"
+AGENT = "frontrunner.evaluators.nodes.agent"
+LOOPBACK = "127.0.0.1"
 POLL_S = 0.2
 VERSION = 1
 BEAT_S = 3.0
@@ -70,9 +82,9 @@ ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """The agents' order: `ranks_per_node` ranks per node, the last node what is left of
-    `world_size`.
+    `world_size`, or the command of the run folder.
 
-    Ranks end when the driver's heartbeat file `lifeline` has not changed for `silence_s`; `scratch`
+    They end when the driver's heartbeat file `lifeline` has not changed for `silence_s`; `scratch`
     is a folder on a node's own disk to be removed in the end. `agent` is the module that each node
     runs, `hosts` are the nodes' names. `ends_with_driver`: its nodes are Ray's, which ends what a
     driver left on them before another driver gets them.
@@ -89,7 +101,8 @@ class Step:
     lifeline: str
     silence_s: float
     scratch: str | None = None
-    agent: str = RANK_AGENT
+    kind: str = ProcessKind.RANKS
+    agent: str = AGENT
     hosts: tuple[str, ...] = ()
     ends_with_driver: bool = False
     version: int = VERSION
@@ -108,6 +121,11 @@ class Step:
             raise ValueError(f"{path} is not a step of version {VERSION}")
         lists = {key: tuple(table.get(key, ())) for key in ("engines", "hosts")}
         return cls(**table | lists)
+
+    @property
+    def server(self) -> ServerSettings:
+        """Return what the fork servers of its nodes have."""
+        return ServerSettings(environment=self.environment, engines=self.engines)
 
     def ranks_of(self, node: int) -> range:
         """Return the ranks of one node."""
@@ -338,71 +356,114 @@ class NodeAgent(ABC):
         self._folder.write_report(self._report)
 
 
-class RankAgent(NodeAgent):
-    """Forks the ranks of one node, from a warm server where it is given one."""
+class ProgramAgent(NodeAgent):
+    """Has the ranks of one node forked, or a command's part of it, by a fork server: a warm one
+    where it is given one.
+    """
 
     def __init__(
         self, step: Step, node: int, host: str | None = None, *, server: ForkClient | None = None
     ) -> None:
         super().__init__(step, node, host)
         self._server = server
-        self._ranks = step.ranks_of(node)
-        self._pids: dict[int, int] = {}
-        self._killed_s: float | None = None
+        self._forked: Forked | None = None
 
     def _work(self) -> None:
-        if self._server is not None:
-            self._follow(self._server)
-            return
-        log = self._folder.path / f"node-{self._report.node}.log"
-        server = ForkClient(log, self._step.environment, self._step.engines)
-        try:
-            self._follow(server)
-        finally:
-            server.close()
+        with contextlib.ExitStack() as stack:
+            request = self._request(stack)
+            if request is None:
+                return
+            server = self._server
+            if server is None:
+                log = self._folder.path / f"node-{self._report.node}.log"
+                server = ForkClient(log, self._step.server)
+                stack.callback(server.close)
+            self._forked = Forked(request)
+            server.start(request)
+            self._follow(server, self._forked)
 
-    def _follow(self, server: ForkClient) -> None:
-        step, job = self._step, self._folder.path / "job.json"
-        server.start(step.token, job=job, world_size=step.world_size, ranks=self._ranks)
-        while not self._has_ended():
+    def _request(self, stack: contextlib.ExitStack) -> ForkRequest | None:
+        """Return what to fork; None if the command is not to start. The port of a command is held
+        until `stack` closes.
+        """
+        step, folder, node = self._step, self._folder.path, self._report.node
+        if step.kind == ProcessKind.COMMAND:
+            port = stack.enter_context(reserved_port()) if node == 0 else None
+            place = self._place(None if port is None else port.getsockname()[1])
+            return None if place is None else ForkRequest.of_command(step.token, folder, place)
+        ranks = step.ranks_of(node)
+        return ForkRequest(
+            token=step.token,
+            folder=str(folder),
+            world_size=step.world_size,
+            first=ranks.start,
+            count=len(ranks),
+        )
+
+    def _place(self, port: int | None) -> Place | None:
+        """Return where this node is among those of a command, once all are there; None if the
+        command is not to start.
+        """
+        meeting = self._folder.path / MEETING
+        while (found := _read(meeting)) is None:
+            if self._should_end():
+                self._update(killed=(self._report.node,))
+                return None
+            reports = self._folder.reports() if port is not None else [None]
+            hosts = [report.host for report in reports if report is not None]
+            if len(hosts) == self._step.nodes:
+                write_json(meeting, {"nodes": hosts, "address": self._address, "port": port})
+            else:
+                time.sleep(POLL_S)
+        return Place.of({"node": self._report.node, "variables": self._step.environment, **found})
+
+    @property
+    def _address(self) -> str:
+        if self._step.nodes == 1:
+            return LOOPBACK
+        interface = self._step.environment.get("GLOO_SOCKET_IFNAME")
+        try:
+            return own_hosts(interface)[0]
+        except OSError as error:
+            raise FrontrunnerError(
+                f"dispatch.network_interface = {interface!r}: {error.strerror}"
+            ) from error
+
+    def _follow(self, server: ForkClient, forked: Forked) -> None:
+        while forked.running and self._report.trouble is None and not forked.is_given_up:
             for report in server.reports(POLL_S):
                 if isinstance(report, ServerLost):
                     # A launcher that ends the step on another node's account ends this agent next.
                     time.sleep(LOOK_S)
-                    self._update(trouble="the node's fork server ended, and the ranks with it")
-                elif report.token != step.token:
-                    continue  # of an earlier step
-                elif isinstance(report, RanksStarted):
-                    self._pids = dict(zip(self._ranks, report.pids, strict=True))
-                    self._update(running=True)
-                else:
-                    self._update(statuses=self._report.statuses | {report.rank: report.status})
-            if self._killed_s is not None or self._should_end():
-                self._kill_ranks()
+                    what = "command" if forked.is_command else "ranks"
+                    self._update(trouble=f"the node's fork server ended, and the {what} with it")
+                elif report.token == self._step.token:  # not of an earlier step
+                    forked.take(report)
+                    self._update(running=True, statuses=dict(forked.statuses))
+            if self._should_end():
+                forked.end()
+            else:
+                forked.go_on_ending()
+            if tuple(sorted(forked.killed)) != self._report.killed:
+                self._update(killed=tuple(sorted(forked.killed)))
 
     @property
     def is_clean(self) -> bool:
-        """Return whether every rank of the node has ended, and its fork server may serve another
+        """Return whether everything on the node has ended, and its fork server may serve another
         step.
         """
-        return self._report.trouble is None and len(self._report.statuses) == len(self._ranks)
+        has_ended = self._forked is not None and not self._forked.running
+        return has_ended and self._report.trouble is None
 
-    def _has_ended(self) -> bool:
-        if self._report.trouble is not None or len(self._report.statuses) == len(self._ranks):
-            return True
-        if self._killed_s is None:
-            return False
-        return not self._pids or time.monotonic() - self._killed_s > KILL_GRACE_S
 
-    def _kill_ranks(self) -> None:
-        if self._killed_s is None:
-            self._killed_s = time.monotonic()
-            self._update(
-                killed=tuple(rank for rank in self._ranks if rank not in self._report.statuses)
-            )
-        for rank in self._report.killed:
-            if rank in self._pids and rank not in self._report.statuses:
-                kill_rank(self._pids[rank])
+def _read(meeting: Path) -> dict[str, Any] | None:
+    """Return what node 0 has written; None before, and where a network file system shows half of
+    it.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        found: dict[str, Any] | None = read_json(meeting)
+        return found
+    return None
 
 
 def node_of(environment: Mapping[str, str], nodes: int) -> int:
@@ -446,4 +507,4 @@ def main(kind: type[NodeAgent]) -> None:
 
 
 if __name__ == "__main__":
-    main(RankAgent)
+    main(ProgramAgent)

@@ -9,29 +9,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from frontrunner.evaluators.nodes.fork_server import ProcessKind, ServerSettings
 from frontrunner.evaluators.protocol import NodeCheck, ProbeOrder
-
-RANKS = "frontrunner.evaluators.nodes.agent"
-COMMAND = "frontrunner.evaluators.nodes.command_agent"
-"""Agents, by their modules: the first forks the ranks of a run folder's `job.json` from a warm
-server, the second starts the command of its `command.json` once per node.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
     """How an order starts on each of its nodes, which read the rest from its run folder.
 
-    `agent` is `RANKS` or `COMMAND`. `environment` is added to that of ranks. `scratch` is a folder
-    on a node's own disk that is removed once the processes have ended.
+    `scratch` is a folder on a node's own disk that is removed once the processes have ended.
     """
 
-    agent: str
-    environment: Mapping[str, str] = field(default_factory=dict)
+    kind: ProcessKind
+    server: ServerSettings
     scratch: Path | None = None
 
 

@@ -1,4 +1,4 @@
-"""A control group for what a command starts, which no process leaves by itself (cgroup v2)."""
+"""A control group for what an order starts, which no process leaves by itself (cgroup v2)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ REMOVE_S = 1.0
 
 
 class ControlGroup:
-    """A group below this process's own, with the number of the process that made it in its name."""
+    """A group below this process's own. Its name has the number of the process that made it, and a
+    label.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @classmethod
-    def create(cls) -> ControlGroup | None:
+    def create(cls, label: str = "") -> ControlGroup | None:
         """Make a group; return None where this process may not, or the kernel cannot kill one."""
-        path = _path_of(os.getpid())
+        path = _path_of(os.getpid(), label)
         if path is None:
             return None
         _remove_empty(path.parent)
@@ -32,10 +34,12 @@ class ControlGroup:
         return None
 
     @classmethod
-    def made_by(cls, pid: int) -> ControlGroup | None:
-        """Return the group that a process has left behind, or None."""
+    def remove_those_of(cls, pid: int) -> None:
+        """Kill and remove what is left in the groups of a process that has ended."""
         path = _path_of(pid)
-        return cls(path) if path is not None and path.is_dir() else None
+        if path is not None:
+            for left in (path, *path.parent.glob(f"{path.name}.*")):
+                cls(left).remove()
 
     def join(self) -> None:
         """Move this process into the group; called between fork and exec."""
@@ -62,13 +66,15 @@ def _remove_empty(parent: Path) -> None:
     """Remove the groups of processes that were killed, in which nothing runs any more."""
     with contextlib.suppress(OSError):
         for path in parent.glob(f"{PREFIX}*"):
-            if not Path("/proc", path.name.removeprefix(PREFIX)).exists():
+            if not Path("/proc", path.name.removeprefix(PREFIX).partition(".")[0]).exists():
                 with contextlib.suppress(OSError):
                     path.rmdir()
 
 
-def _path_of(pid: int) -> Path | None:
-    """Return where the group of a process is or would be; None without a unified hierarchy."""
+def _path_of(pid: int, label: str = "") -> Path | None:
+    """Return where a group that a process makes is or would be; None without a unified
+    hierarchy.
+    """
     try:
         own = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
         mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
@@ -81,5 +87,5 @@ def _path_of(pid: int) -> Path | None:
             root, point = left.split()[3:5]
             if root == "/" or Path(inside).is_relative_to(root):
                 below = Path(inside).relative_to(root) if root != "/" else Path(inside.lstrip("/"))
-                return Path(point) / below / f"{PREFIX}{pid}"
+                return Path(point) / below / ".".join(filter(None, (f"{PREFIX}{pid}", label)))
     return None

@@ -19,7 +19,8 @@ from frontrunner.evaluators.nodes.agent import (
     StepFolder,
 )
 from frontrunner.evaluators.nodes.allocations import Pool, Waiting
-from frontrunner.evaluators.nodes.base import RANKS, Left, Nodes, Processes, Start
+from frontrunner.evaluators.nodes.base import Left, Nodes, Processes, Start
+from frontrunner.evaluators.nodes.fork_server import ProcessKind
 from frontrunner.evaluators.nodes.held import HeldAllocation, Placed
 from frontrunner.evaluators.nodes.settings import RAY, NodeSource
 from frontrunner.evaluators.protocol import NodeCheck, ProbeOrder, ProbeSetup
@@ -116,7 +117,7 @@ class SourceNodes(Nodes):
         """Start the step of an order on the nodes that `place` found."""
         setup, settings = self._setup, self._setup.dispatch
         allocation, hosts = self._placed.pop(order.token)
-        variables = {**start.environment, DRIVER: f"{os.uname().nodename}:{os.getpid()}"}
+        variables = {**start.server.environment, DRIVER: f"{os.uname().nodename}:{os.getpid()}"}
         if len(hosts) > 1:  # the loopback connects only one node's processes
             variables.pop("GLOO_SOCKET_IFNAME", None)
         if (interface := settings.network_interface) is not None:
@@ -126,15 +127,15 @@ class SourceNodes(Nodes):
             hosts,
             token=order.token,
             world_size=order.recipe.devices,
-            engines=setup.engines,
+            engines=start.server.engines,
             environment=variables,
             deadline_s=setup.probe.deadline_s + START_TIMEOUT_S,
             scratch=None if start.scratch is None else str(start.scratch),
-            agent=start.agent,
+            kind=start.kind,
         )
         expected_end_s = time.monotonic() + self._expected_s
         placed = self._pool.start(step, allocation, hosts=hosts, expected_end_s=expected_end_s)
-        count = order.recipe.devices if start.agent == RANKS else len(hosts)
+        count = order.recipe.devices if start.kind is ProcessKind.RANKS else len(hosts)
         return StepProcesses(order.run_folder, placed, count)
 
     def _step(self, folder: Path, hosts: tuple[str, ...], **fields: Any) -> Path:

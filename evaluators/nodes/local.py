@@ -1,5 +1,5 @@
-"""This machine as the one node of a campaign: its ranks are forked from one warm server, its
-commands run under a supervisor each.
+"""This machine as the one node of a campaign: a warm fork server, at the other end of a pipe,
+starts what runs.
 """
 
 from __future__ import annotations
@@ -8,37 +8,69 @@ import contextlib
 import shutil
 import socket
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import psutil
 
 from frontrunner.evaluators.nodes import child_processes
-from frontrunner.evaluators.nodes.base import RANKS, Left, Nodes, Processes, Start
+from frontrunner.evaluators.nodes.base import Left, Nodes, Processes, Start
 from frontrunner.evaluators.nodes.fork_server import (
     ForkClient,
-    RankExited,
-    RanksStarted,
+    ForkRequest,
+    ProcessKind,
     ServerLost,
+    ServerSettings,
 )
-from frontrunner.evaluators.nodes.supervisor import END_S, Place, Supervised, reserved_port
+from frontrunner.evaluators.nodes.forked import Forked
+from frontrunner.evaluators.nodes.supervisor import END_S, Place, reserved_port
 from frontrunner.evaluators.protocol import ProbeOrder
-from frontrunner.evaluators.runs.run_folder import RunFolder
 
 LOOPBACK = "127.0.0.1"
 STUCK_S = 60.0
-"""How long an order waits for killed ranks of another that do not end; the campaign is paused
+"""How long an order waits for killed processes of another that do not end; the campaign is paused
 then.
 """
+CLOSE_S = END_S + 5.0
+"""How long `close` waits for what it has ended."""
+POLL_S = 0.1
 
 
 class LocalProcesses(Processes):
-    """Processes of this machine."""
+    """What the server of this machine has forked; `ThisMachine.poll` passes on what it reports.
 
-    def __init__(self, count: int, end_s: float | None) -> None:
-        super().__init__(count)
+    `port` is kept free for rank 0 of a command until all has ended.
+    """
+
+    def __init__(
+        self,
+        forked: Forked,
+        *,
+        end_s: float | None,
+        scratch: Path | None,
+        port: socket.socket | None = None,
+    ) -> None:
+        super().__init__(forked.request.count)
+        self.forked = forked
+        self.statuses, self.killed = forked.statuses, forked.killed
         self.end_s = end_s
+        self._scratch, self._port = scratch, port
         self._oom_kills_before = child_processes.kernel_oom_kills()
+        self._began_s = time.monotonic()
+        self._took_s: float | None = None
+        self._lost: str | None = None
+
+    @property
+    def have_begun(self) -> bool:
+        """Return whether they were forked."""
+        return bool(self.forked.pids)
+
+    @property
+    def seconds(self) -> float:
+        """Return the time since the start, while a server that is new imports too, or until they
+        had ended.
+        """
+        return time.monotonic() - self._began_s if self._took_s is None else self._took_s
 
     @property
     def kernel_oom_kills(self) -> int:
@@ -47,48 +79,28 @@ class LocalProcesses(Processes):
         """
         return child_processes.kernel_oom_kills() - self._oom_kills_before
 
-
-class LocalRanks(LocalProcesses):
-    """Ranks that the warm server forks; `ThisMachine.poll` passes on what it reports."""
-
-    def __init__(self, count: int, end_s: float | None, scratch: Path | None) -> None:
-        super().__init__(count, end_s)
-        self._scratch = scratch
-        self._pids: tuple[int, ...] = ()
-        self._started_s = time.monotonic()
-        self._lost: str | None = None
-
-    @property
-    def have_begun(self) -> bool:
-        """Return whether they were forked."""
-        return bool(self._pids)
-
-    @property
-    def seconds(self) -> float:
-        """Return the time since the start, while a server that is new imports too."""
-        return time.monotonic() - self._started_s
-
     @property
     def stuck_pids(self) -> list[int]:
-        """Return the ids of ranks that were killed and have not ended."""
-        if self._lost is not None:  # they have ended with the server
+        """Return the ids of processes that were killed and have not ended."""
+        if self._lost is not None:  # ranks have ended with the server, supervisors are about to
             return []
-        left = self.killed & self.running
-        return [pid for rank, pid in enumerate(self._pids) if rank in left]
+        return [*self.forked.left, *(self.forked.running_pids if self.killed else ())]
 
-    def take(self, report: RanksStarted | RankExited) -> None:
-        """Take note of a report of the server."""
-        if isinstance(report, RanksStarted):
-            self._pids = report.pids
-        else:
-            self.statuses[report.rank] = report.status
+    @property
+    def is_lost(self) -> bool:
+        """Return whether the server has ended before they had."""
+        return self._lost is not None
 
     def lose(self, server_log: Path) -> None:
         """Take note that the server has ended."""
-        self._lost, self.log = "the fork server ended, and the ranks with it", server_log
+        what = "command" if self.forked.is_command else "ranks"
+        self._lost, self.log = f"the fork server ended, and the {what} with it", server_log
 
     def read(self) -> None:
-        """Do nothing: reports are passed on as they come."""
+        """Go on ending what was to end: reports are passed on as they come."""
+        self.forked.go_on_ending()
+        if self._took_s is None and not self.running:
+            self._took_s = self.seconds
 
     def why_lost(self, *, have_begun: bool, have_ended: bool) -> str | None:
         """Return that the server has ended, or None."""
@@ -96,129 +108,48 @@ class LocalRanks(LocalProcesses):
         return self._lost
 
     def end(self) -> None:
-        """Kill the ranks that have not ended."""
-        super().end()
-        for pid in self.stuck_pids:
-            child_processes.kill_rank(pid)
+        """Have those that have not ended end."""
+        self.forked.end()
 
     def close(self) -> None:
-        """Remove what they offloaded to a disk."""
+        """Give back the port, and remove what they offloaded to a disk."""
+        if self._port is not None:
+            self._port.close()
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-class LocalCommand(LocalProcesses):
-    """A command under its supervisor, which ends with it."""
-
-    def __init__(self, run_folder: Path, end_s: float | None) -> None:
-        super().__init__(1, end_s)
-        self._began_s = time.monotonic()
-        self._took_s: float | None = None
-        self._end_requested_s: float | None = None
-        self._left: list[int] = []
-        self._port = reserved_port()
-        place = Place(
-            node=0,
-            nodes=(socket.gethostname(),),
-            address=LOOPBACK,
-            port=self._port.getsockname()[1],
-        )
-        tags = child_processes.driver_tags(run_folder.parent)
-        self._supervised = Supervised(run_folder, place, tags)
-
-    @property
-    def have_begun(self) -> bool:
-        """Return True: it begins with its supervisor."""
-        return True
-
-    @property
-    def seconds(self) -> float:
-        """Return the time since the start, or what the command has taken."""
-        return time.monotonic() - self._began_s if self._took_s is None else self._took_s
-
-    @property
-    def stuck_pids(self) -> list[int]:
-        """Return the ids of its processes that were killed and have not ended."""
-        return self._left
-
-    def read(self) -> None:
-        """Take note of its end; kill a supervisor that takes too long to end it."""
-        if self.statuses:
-            return
-        if self._supervised.has_ended:
-            self._wait()
-            ending = self._supervised.ending()
-            self._took_s = self.seconds if ending is None else ending["seconds"]
-            self.statuses[0] = -9 if ending is None else ending["status"]
-            self._left = [] if ending is None else ending["left"]
-        elif self._end_requested_s is not None and (
-            time.monotonic() - self._end_requested_s > END_S
-        ):
-            self._supervised.kill()
-
-    def why_lost(self, *, have_begun: bool, have_ended: bool) -> str | None:
-        """Return None: nothing but its own end takes a supervisor along."""
-        del have_begun, have_ended
-        return None
-
-    def end(self) -> None:
-        """Have the supervisor end the command."""
-        super().end()
-        self._end_requested_s = self._end_requested_s or time.monotonic()
-        self._supervised.end()
-
-    def close(self) -> None:
-        """Wait for the end of every process of the command."""
-        if not self.statuses:
-            self._wait()
-
-    def _wait(self) -> None:
-        self._supervised.wait()
-        self._port.close()
 
 
 class ThisMachine(Nodes):
     """This machine; `end_s` is when the time of its job is up, if it is in one.
 
-    With `rank_environment` it can start ranks: the server that forks them is started at once, has
-    that environment, and imports `engines` meanwhile. Its log is in `work_folder`.
+    Its fork server, which has `settings`, is started at once. The server's log is in `work_folder`.
     """
 
     starts_at_once = True
 
     def __init__(
-        self,
-        work_folder: Path,
-        *,
-        rank_environment: Mapping[str, str] | None = None,
-        engines: tuple[str, ...] = (),
-        end_s: float | None = None,
+        self, work_folder: Path, settings: ServerSettings, *, end_s: float | None = None
     ) -> None:
         self._log = work_folder / "fork-server.log"
-        self._environment, self._engines, self._end_s = rank_environment, engines, end_s
-        self._ranks: dict[str, LocalRanks] = {}
+        self._settings, self._end_s = settings, end_s
+        self._running: dict[str, LocalProcesses] = {}
         self._stuck: list[psutil.Process] = []
         self._waits_since_s: float | None = None
-        self._server: ForkClient | None = None
-        self._start_server()
+        self._server = self._new_server()
 
-    def _start_server(self) -> None:
-        if self._environment is not None:
-            self._server = ForkClient(self._log, self._environment, self._engines)
+    def _new_server(self) -> ForkClient:
+        return ForkClient(self._log, self._settings)
 
     def poll(self, timeout_s: float) -> None:
-        """Wait for reports of the server, or the whole time where there is none."""
-        if self._server is None:
-            time.sleep(timeout_s)
-            return
+        """Wait for reports of the server."""
         for report in self._server.reports(timeout_s):
             if isinstance(report, ServerLost):
-                for ranks in self._ranks.values():
-                    ranks.lose(self._log)
+                for processes in self._running.values():
+                    processes.lose(self._log)
                 self._server.close()
-                self._start_server()
-            elif report.token in self._ranks:  # else a rank that ended after it was given up
-                self._ranks[report.token].take(report)
+                self._server = self._new_server()
+            elif report.token in self._running:  # else one that ended after it was given up
+                self._running[report.token].forked.take(report)
 
     def place(self, orders: Iterable[ProbeOrder]) -> set[str]:
         """Return the tokens of all orders, once no killed rank of an earlier one is left."""
@@ -233,23 +164,35 @@ class ThisMachine(Nodes):
         return set()
 
     def start(self, order: ProbeOrder, start: Start) -> Processes:
-        """Fork the ranks of an order, or start its command."""
-        if start.agent != RANKS:
-            return LocalCommand(order.run_folder, self._end_s)
-        assert self._server is not None  # noqa: S101 - see `rank_environment`
-        world_size = order.recipe.devices
-        ranks = LocalRanks(world_size, self._end_s, start.scratch)
-        self._ranks[order.token] = ranks
-        job = RunFolder(order.run_folder).job
-        self._server.start(order.token, job=job, world_size=world_size, scratch=start.scratch)
-        return ranks
+        """Fork the ranks of an order, or the supervisor of its command."""
+        port = reserved_port() if start.kind is ProcessKind.COMMAND else None
+        request = ForkRequest(
+            token=order.token,
+            folder=str(order.run_folder),
+            world_size=order.recipe.devices,
+            count=order.recipe.devices,
+            scratch=None if start.scratch is None else str(start.scratch),
+        )
+        if port is not None:
+            place = Place(
+                node=0, nodes=(socket.gethostname(),), address=LOOPBACK, port=port.getsockname()[1]
+            )
+            request = ForkRequest.of_command(order.token, order.run_folder, place)
+        processes = LocalProcesses(
+            Forked(request), end_s=self._end_s, scratch=start.scratch, port=port
+        )
+        self._running[order.token] = processes
+        self._server.start(request)
+        return processes
 
     def forget(self, processes: Processes) -> None:
-        """Forget an order that is over; the next one waits for killed ranks that are left."""
-        self._ranks = {token: one for token, one in self._ranks.items() if one is not processes}
-        for pid in processes.stuck_pids:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self._stuck.append(psutil.Process(pid))
+        """Forget an order that is over; the next one waits for killed processes that are left."""
+        for token, one in list(self._running.items()):
+            if one is processes:
+                del self._running[token]
+                for pid in (*one.forked.left, *one.forked.running_pids):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        self._stuck.append(psutil.Process(pid))
 
     def left_by(self, folders: Iterable[Path]) -> Left:
         """Return the processes of drivers that are gone, of any campaign."""
@@ -262,8 +205,16 @@ class ThisMachine(Nodes):
             shutil.rmtree(scratch, ignore_errors=True)
 
     def close(self, running: Collection[Processes]) -> None:
-        """End the server, and leave nothing of what ran."""
-        if self._server is not None:
-            self._server.close()
+        """End the server once what ran has ended, and leave nothing of it."""
+        end_s = time.monotonic() + CLOSE_S
+        left = [one for one in running if isinstance(one, LocalProcesses)]
+        while self._server.is_ready and time.monotonic() < end_s:
+            left = [one for one in left if one.running and not one.is_lost]
+            if not left:
+                break
+            for one in left:
+                one.end()
+            self.poll(POLL_S)
+        self._server.close()
         for processes in running:
             processes.close()

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 import ray
 
-from frontrunner.evaluators.nodes.agent import RANK_AGENT, RankAgent, Step, StepFolder, agent_of
+from frontrunner.evaluators.nodes.agent import AGENT, ProgramAgent, Step, StepFolder, agent_of
 from frontrunner.evaluators.nodes.child_processes import Orphans
 from frontrunner.evaluators.nodes.fork_server import ForkClient
 from frontrunner.evaluators.runs.files import write_json
@@ -226,19 +226,19 @@ class RayAgent:
             self._copy = RunFolderCopy(self._root / path.name, folder, sent, data)
             path = self._copy.path
         step = Step.read(path / STEP)
-        if step.agent == RANK_AGENT:
-            self._run_ranks(step, node, host)
+        if step.agent == AGENT:
+            self._run_warm(step, node, host)
         else:
             agent_of(step.agent)(step, node, host).run()
 
-    def _run_ranks(self, step: Step, node: int, host: str) -> None:
+    def _run_warm(self, step: Step, node: int, host: str) -> None:
         key = json.dumps([step.environment, step.engines], sort_keys=True)
         server = self._servers.pop(key, None)
         log = self._root / f"servers-{len(self._servers)}" / "fork-server.log"
         if server is None:
             log.parent.mkdir(exist_ok=True)
-            server = ForkClient(log, step.environment, step.engines)
-        agent = RankAgent(step, node, host, server=server)
+            server = ForkClient(log, step.server)
+        agent = ProgramAgent(step, node, host, server=server)
         agent.run()
         if agent.is_clean:
             self._servers[key] = server

@@ -1,26 +1,22 @@
-"""Supervisor of one trainer's command on one node: a small process between the driver, or a node's
-agent, and it.
+"""Supervisor of one trainer's command on one node: a small process that a fork server forks.
 
 It starts the command, once or once per rank, writes down its output with arrival times, and ends it
-when its starter requests that or is gone (its end of the supervisor's stdin closes), or when the
-command has ended and left processes behind. It adopts orphans, since launchers put ranks into
-sessions of their own, which no signal to a process group reaches, and kills every descendant. The
-command dies with it. In the run folder, for node 0; others have a number in the names of the last
-two, as `command-1.log`:
+when it gets a SIGTERM or its starter is gone, or when the command has ended and left processes
+behind. It adopts orphans, since launchers put ranks into sessions of their own, which no signal to
+a process group reaches, and kills every descendant. The command dies with it. In the run folder,
+for node 0; others have a number in the names of the last two, as `command-1.log`:
 
-    command.json     in: {"arguments": [...], "passed": [names], "environment": {...}, "folder":
-    path,
-                     "devices": of the whole command, "devices_per_node": n, "starts_ranks": whether
-                     once per rank, "stop_file": of a replay, null of a probe; once it is not empty
-                     the command gets a SIGTERM}
+    command.json     in: {"arguments": [...], "passed": [names], "environment": {...},
+                     "folder": path, "devices": of the whole command, "devices_per_node": n,
+                     "starts_ranks": whether once per rank, "stop_file": of a replay, null of a
+                     probe; once it is not empty the command gets a SIGTERM}
     command.log      out: the lines that it printed to stdout and stderr, each after the second of
                      its arrival, within limits (`command_log.py`)
     ended.json       out: {"status": exit code or minus the signal, "seconds": s,
                      "peak_resident_bytes": of one process, "left": the ids of processes that were
                      killed and have not ended}
 
-The first line of its stdin is its `Place`, by which it fills the fields of `PLACE` in the arguments
-and variables.
+Its `Place` fills the fields of `PLACE` in the arguments and variables.
 """
 
 from __future__ import annotations
@@ -34,12 +30,11 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from frontrunner.evaluators.nodes.child_processes import (
     PEER_GRACE_S,
@@ -54,13 +49,11 @@ from frontrunner.evaluators.nodes.control_group import ControlGroup
 from frontrunner.evaluators.programs.command_log import Log
 from frontrunner.evaluators.programs.command_settings import CommandSettings
 from frontrunner.evaluators.runs.files import write_json
-from frontrunner.evaluators.runs.heartbeat import RunHeartbeat
 
 LOG = "command.log"
 ORDER = "command.json"
 ENDED = "ended.json"
 RUN_TAG = "FRONTRUNNER_RUN"
-MODULE = "frontrunner.evaluators.nodes.supervisor"
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 """Without it a Python program's lines arrive in blocks, long after the steps that they report."""
 
@@ -117,6 +110,11 @@ class Place:
     port: int
     variables: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Place:
+        """Return the place that `asdict` has made a table of, after a way as JSON."""
+        return cls(**{**table, "nodes": tuple(table["nodes"])})
+
     def values(self) -> dict[str, str]:
         """Return the fields of `PLACE`."""
         values = (self.node, ",".join(self.nodes), self.address, self.port)
@@ -136,55 +134,15 @@ def reserved_port() -> socket.socket:
     return found
 
 
-class Supervised:
-    """A command under its supervisor, which is a child of this process."""
-
-    def __init__(self, folder: Path, place: Place, environment: Mapping[str, str]) -> None:
-        self._folder, self._node = folder, place.node
-        with (folder / of_node("supervisor.log", place.node)).open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(folder)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                start_new_session=True,  # signals of the terminal are for the driver to handle
-                env={**os.environ, **environment},
-            )
-        self._lifeline: IO[bytes] = self._process.stdin  # type: ignore[assignment]
-        with contextlib.suppress(BrokenPipeError):  # it was killed at once
-            self._lifeline.write(json.dumps(asdict(place)).encode() + b"\n")
-            self._lifeline.flush()
-
-    @property
-    def has_ended(self) -> bool:
-        """Return whether the supervisor has; it may have been killed."""
-        return self._process.poll() is not None
-
-    def end(self) -> None:
-        """Have the supervisor end the command; return at once."""
-        with contextlib.suppress(BrokenPipeError):
-            self._lifeline.close()
-
-    def kill(self) -> None:
-        """Kill the supervisor."""
-        self._process.kill()
-
-    def wait(self) -> None:
-        """Wait for the supervisor; kill it if it takes too long, and the command of one that was
-        killed.
-        """
-        self.end()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_S)
-        self._process.kill()
-        self._process.wait()
-        if (group := ControlGroup.made_by(self._process.pid)) is not None:  # it was killed
-            group.remove()
-        kill_tagged(RUN_TAG, run_tag(self._folder, self._node))
-
-    def ending(self) -> dict[str, Any] | None:
-        """Return how the command ended; see `read_end`."""
-        return read_end(self._folder, self._node)
+def end_of_supervisor(pid: int, status: int, folder: Path, node: int) -> tuple[int, list[int]]:
+    """Return how the command of a supervisor that has ended with `status` ended, and which of its
+    killed processes have not; end the command of one that was killed.
+    """
+    if status != 0:
+        ControlGroup.remove_those_of(pid)
+        kill_tagged(RUN_TAG, run_tag(folder, node))
+    ending = read_end(folder, node)
+    return (-9, []) if ending is None else (ending["status"], ending["left"])
 
 
 def read_end(run_folder: Path, node: int = 0) -> dict[str, Any] | None:
@@ -223,14 +181,36 @@ def starts(
         )
 
 
-def run(folder: Path, place: Place, log: Log, group: ControlGroup | None) -> int:
+class EndRequest:
+    """Whether the command is to end: a SIGTERM has come, or the process that started this one has
+    ended.
+    """
+
+    def __init__(self, starter: int) -> None:
+        self._starter = starter
+        self._has_come = False
+        for number in (signal.SIGINT, signal.SIGHUP):  # who started this handles them
+            signal.signal(number, lambda *_: None)  # which the command does not inherit
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, *_: object) -> None:
+        self._has_come = True
+
+    @property
+    def is_there(self) -> bool:
+        """Return whether it has come."""
+        return self._has_come or os.getppid() != self._starter
+
+
+def run(
+    folder: Path, place: Place, log: Log, group: ControlGroup | None, request: EndRequest
+) -> int:
     """Run the command of a folder to its end, in a control group where there is one; return its
     first status that is not 0.
     """
     order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
     processes: list[subprocess.Popen[bytes]] = []
     streams: dict[int, str] = {}
-    request = sys.stdin.fileno()
     for arguments, environment in starts(order, folder, place):
         try:
             process = start_child(
@@ -252,23 +232,13 @@ def run(folder: Path, place: Place, log: Log, group: ControlGroup | None) -> int
         streams[process.stdout.fileno()] = f"stdout{of_rank}"  # type: ignore[union-attr]
         streams[process.stderr.fileno()] = f"stderr{of_rank}"  # type: ignore[union-attr]
         processes.append(process)
-    heartbeat, beaten = RunHeartbeat(), [folder] if place.node == 0 else []
-    waiting, status, ended_s, failed_s, stop = (
-        [request, *streams],
-        0,
-        0.0,
-        0.0,
-        StopFile(order["stop_file"]),
-    )
-    while not streams.keys().isdisjoint(waiting) or any(
-        process.poll() is None for process in processes
-    ):
-        heartbeat.beat(beaten)
-        ready, _, _ = select.select(waiting, [], [], POLL_S)
-        for output in _read(streams, ready, log):
-            waiting.remove(output)
-        if request in ready:  # to end, or the end of who started this
-            waiting.remove(request)
+    open_streams, status, ended_s, failed_s = set(streams), 0, 0.0, 0.0
+    has_been_ended, stop = False, StopFile(order["stop_file"])
+    while open_streams or any(process.poll() is None for process in processes):
+        ready, _, _ = select.select(open_streams, [], [], POLL_S)
+        open_streams -= _read(streams, ready, log)
+        if request.is_there and not has_been_ended:
+            has_been_ended = True
             _end(processes)
         stop.pass_on(processes)
         statuses = [process.poll() for process in processes]
@@ -276,7 +246,7 @@ def run(folder: Path, place: Place, log: Log, group: ControlGroup | None) -> int
         failed_s = failed_s or (log.seconds if status else 0.0)
         if None not in statuses:
             ended_s = ended_s or log.seconds
-            if streams.keys().isdisjoint(ready) or log.seconds - ended_s > DRAIN_S:
+            if not ready or log.seconds - ended_s > DRAIN_S:
                 break
         elif (
             failed_s and log.seconds - failed_s > PEER_GRACE_S and not stop.is_there
@@ -332,22 +302,13 @@ def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:
         end_child(process, grace_s=0.0, group=True)
 
 
-def main() -> None:
-    """Supervise the command of the run folder that is named on the command line."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # who started this handles them
-        signal.signal(number, lambda *_: None)  # which the command does not inherit
+def supervise(folder: Path, place: Place, *, starter: int) -> None:
+    """Supervise the command of a run folder, in a process that `starter` has forked for that."""
+    request = EndRequest(starter)
     adopt_orphans()
-    folder = Path(sys.argv[1])
-    line = b""
-    while not line.endswith(b"\n"):  # byte by byte: what follows is for select
-        if not (byte := os.read(sys.stdin.fileno(), 1)):
-            sys.exit("its starter ended before it said where this is")
-        line += byte
-    table = json.loads(line)
-    place = Place(**table | {"nodes": tuple(table["nodes"])})
     log = Log(folder / of_node(LOG, place.node))
     group = ControlGroup.create()
-    status = run(folder, place, log, group)
+    status = run(folder, place, log, group, request)
     if group is not None:
         group.kill()
     left = kill_descendants((), timeout_s=KILL_S)
@@ -362,7 +323,3 @@ def main() -> None:
         "left": [process.pid for process in left],
     }
     write_json(folder / of_node(ENDED, place.node), found)
-
-
-if __name__ == "__main__":
-    main()

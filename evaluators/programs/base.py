@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from frontrunner.evaluators.nodes.base import Processes, Start
+from frontrunner.evaluators.nodes.fork_server import ServerSettings
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
 from frontrunner.evaluators.runs.files import is_disk_full, tail
 from frontrunner.evaluators.runs.measure import nodes_used
@@ -98,9 +98,9 @@ class Program(ABC):
         setup.work_folder.mkdir(parents=True, exist_ok=True)
 
     @property
-    def server_environment(self) -> Mapping[str, str] | None:
-        """Return the environment of the server that forks its ranks; None where it has none."""
-        return None
+    def server(self) -> ServerSettings:
+        """Return what the fork servers of its nodes have."""
+        return ServerSettings()
 
     @abstractmethod
     def why_refused(self, order: ProbeOrder) -> Failure | None:

@@ -1,4 +1,4 @@
-"""The log of a command: written by its supervisor within limits, and read while it grows.
+"""The log of a command or a rank: written within limits, and read while it grows.
 
 A trainer may print more than a disk holds and more than the driver can search. Two limits keep the
 log useful, whatever is printed:
@@ -169,16 +169,20 @@ class _Stream:
 
 
 class Log:
-    """The log of a command, while it is written: each line after the second of its arrival."""
+    """The log of a command or a rank, while it is written. With `has_times` each line comes after
+    the second of its arrival.
+    """
 
     def __init__(
         self,
         path: Path,
         limits: LogLimits = LIMITS,
         *,
+        has_times: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path, self._limits, self._clock = path, limits, clock
+        self._has_times = has_times
         self._began_s = clock()
         self._streams: dict[str, _Stream] = {}
         self._size = 0
@@ -211,7 +215,10 @@ class Log:
     def _append(self, lines: list[_Line]) -> None:
         if not lines:
             return
-        text = b"".join(b"%.6f %b\n" % line for line in lines)
+        if self._has_times:
+            text = b"".join(b"%.6f %b\n" % line for line in lines)
+        else:
+            text = b"".join(b"%b\n" % line.content for line in lines)
         if self._size + len(text) > self._limits.largest_bytes:
             self._leave_out_middle()
         # Closed at once: a network file system shows what was closed.

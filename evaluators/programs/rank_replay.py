@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from frontrunner.evaluators.nodes.base import RANKS, Processes, Start
+from frontrunner.evaluators.nodes.base import Processes, Start
+from frontrunner.evaluators.nodes.fork_server import ProcessKind, ServerSettings
 from frontrunner.evaluators.programs.corpus import corpus, holds_bytes, training_data
 from frontrunner.evaluators.programs.jobs import COLLECTIVE_TIMEOUT_S, disk_folder, training_job
 from frontrunner.evaluators.programs.preflight import Doing, prepare_recipe, source_for
-from frontrunner.evaluators.programs.ranks import RankWatch, rank_environment
+from frontrunner.evaluators.programs.ranks import RankWatch, rank_environment, rank_server
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup
 from frontrunner.evaluators.runs.files import LineReader, read_json, write_json, write_text
 from frontrunner.evaluators.runs.measure import tokens_per_step
@@ -72,9 +73,9 @@ class ReplayPlan(PlannedReplay):
         return f"env {variables} {shlex.join(self.argv)}"
 
     @property
-    def server_environment(self) -> Mapping[str, str]:
-        """Return the environment of the server that forks the ranks."""
-        return rank_environment(self.setup)
+    def server(self) -> ServerSettings:
+        """Return what the servers have that fork the ranks."""
+        return replace(rank_server(self.setup), engines=(self.recipe.engine,))
 
 
 def plan(  # noqa: PLR0913 - of what, and how it trains
@@ -321,7 +322,6 @@ class RankStarts(Starts[ReplayWatch]):
             chosen.setup,
             work_folder=chosen.folder,
             probe=replace(chosen.setup.probe, deadline_s=LONGEST_RUN_S),
-            engines=(chosen.recipe.engine,),
         )
         super().__init__(chosen, nodes_of(chosen, self._setup), follower)
 
@@ -331,8 +331,8 @@ class RankStarts(Starts[ReplayWatch]):
         write_text(order.run_folder / "job.json", chosen.job.to_json())
         self._follower.note("start", number=number, from_checkpoint=self.reached())
         start = Start(
-            agent=RANKS,
-            environment=chosen.server_environment,
+            kind=ProcessKind.RANKS,
+            server=chosen.server,
             scratch=disk_folder(self._setup, chosen.recipe, chosen.folder),
         )
         return ReplayWatch(order, chosen, self._nodes.start(order, start))

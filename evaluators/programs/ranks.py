@@ -5,12 +5,12 @@ these files.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from frontrunner.evaluators.nodes.base import RANKS, Processes, Start
+from frontrunner.evaluators.nodes.base import Processes, Start
 from frontrunner.evaluators.nodes.child_processes import KILL_GRACE_S, PEER_GRACE_S
+from frontrunner.evaluators.nodes.fork_server import ProcessKind, ServerSettings
 from frontrunner.evaluators.programs.base import Program, Watch, with_log, written
 from frontrunner.evaluators.programs.corpus import corpus
 from frontrunner.evaluators.programs.jobs import (
@@ -45,9 +45,9 @@ class RankProgram(Program):
         self.tokens = corpus(setup.data, setup.work_folder, setup.problem)
 
     @property
-    def server_environment(self) -> Mapping[str, str]:
-        """Return the environment of the server that forks the ranks."""
-        return rank_environment(self.setup)
+    def server(self) -> ServerSettings:
+        """Return what the servers have that fork the ranks."""
+        return rank_server(self.setup)
 
     def why_refused(self, order: ProbeOrder) -> Failure | None:
         """Return why the trainer cannot run a recipe, or None."""
@@ -60,11 +60,7 @@ class RankProgram(Program):
         """Write the job of the ranks."""
         job = self._make_job(self.setup, order.recipe, order.run_folder, self.tokens)
         write_job(order, job, self.setup)
-        return Start(
-            agent=RANKS,
-            environment=self.server_environment,
-            scratch=self.scratch(order),
-        )
+        return Start(kind=ProcessKind.RANKS, server=self.server, scratch=self.scratch(order))
 
     def watch(self, order: ProbeOrder, processes: Processes) -> RankWatch:
         """Follow the ranks."""
@@ -224,6 +220,11 @@ def _from_result(
         return outcome
     telemetry = replace(outcome.telemetry, foreign_limit=setup.probe.foreign_load_limit)
     return replace(outcome, telemetry=telemetry)
+
+
+def rank_server(setup: ProbeSetup) -> ServerSettings:
+    """Return what a fork server has that forks ranks on one machine."""
+    return ServerSettings(environment=rank_environment(setup), engines=setup.engines)
 
 
 def rank_environment(setup: ProbeSetup) -> dict[str, str]:

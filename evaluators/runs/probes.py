@@ -124,7 +124,4 @@ def probes_on(source: NodeSource | None, program: Program) -> Probes:
     setup = program.setup
     if source is not None:
         return Probes(program, SourceNodes(setup, source))
-    machine = ThisMachine(
-        setup.work_folder, rank_environment=program.server_environment, engines=setup.engines
-    )
-    return Probes(program, machine)
+    return Probes(program, ThisMachine(setup.work_folder, program.server))

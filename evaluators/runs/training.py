@@ -18,6 +18,7 @@ from typing import Any, cast, get_args
 from frontrunner.evaluators.nodes.base import Nodes
 from frontrunner.evaluators.nodes.batch_jobs import end_of_job
 from frontrunner.evaluators.nodes.dispatched import SourceNodes
+from frontrunner.evaluators.nodes.fork_server import ServerSettings
 from frontrunner.evaluators.nodes.local import ThisMachine
 from frontrunner.evaluators.nodes.settings import SPARE_WALLTIME_S, NodeSource
 from frontrunner.evaluators.protocol import ProbeSetup
@@ -133,9 +134,9 @@ class PlannedReplay:
     restarts: int
 
     @property
-    def server_environment(self) -> Mapping[str, str] | None:
-        """Return the environment of the server that forks its ranks; None where it has none."""
-        return None
+    def server(self) -> ServerSettings:
+        """Return what the fork servers of its nodes have."""
+        return ServerSettings()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,12 +187,7 @@ def nodes_of(chosen: PlannedReplay, setup: ProbeSetup) -> Nodes:
     """Return the nodes that a replay trains on, which can start ranks where they are forked."""
     if chosen.source is not None:
         return SourceNodes(setup, chosen.source)
-    return ThisMachine(
-        setup.work_folder,
-        rank_environment=chosen.server_environment,
-        engines=setup.engines,
-        end_s=end_of_job(),
-    )
+    return ThisMachine(setup.work_folder, chosen.server, end_s=end_of_job())
 
 
 @contextmanager

@@ -263,8 +263,9 @@ def test_nothing_is_left_when_the_driver_or_the_supervisor_dies(
         )  # type: ignore[union-attr]
         (supervisor,) = (
             p
-            for p in psutil.Process().children()
-            if "frontrunner.evaluators.nodes.supervisor" in p.cmdline()
+            for server in psutil.Process().children()
+            if "frontrunner.evaluators.nodes.fork_server" in server.cmdline()
+            for p in server.children()
         )
         started = [p for p in supervisor.children(recursive=True) if is_alive(p)]
         assert len(started) == 2, "the trainer and its rank"
@@ -273,7 +274,7 @@ def test_nothing_is_left_when_the_driver_or_the_supervisor_dies(
             found = wait_for(lambda: evaluator.finished(0.25))
             assert found[0].outcome.kind is FailureKind.LOST
         else:
-            # Closes the supervisor's stdin, as the kernel does when a driver is killed
+            # Ends the fork server, as its pipe closes when a driver is killed
             evaluator.close()
         wait_for(lambda: not any(map(is_alive, started)))
 

@@ -17,8 +17,10 @@ import psutil
 import pytest
 
 from frontrunner.evaluators.nodes import child_processes as processes
+from frontrunner.evaluators.nodes.base import Start
 from frontrunner.evaluators.nodes.child_processes import Fenced, Orphans, find_orphans
-from frontrunner.evaluators.nodes.local import LocalCommand
+from frontrunner.evaluators.nodes.fork_server import ProcessKind, ServerSettings
+from frontrunner.evaluators.nodes.local import ThisMachine
 from frontrunner.evaluators.nodes.supervisor import RUN_TAG
 from frontrunner.evaluators.programs.command import Command, request_of
 from frontrunner.evaluators.programs.command_program import write_run
@@ -84,9 +86,11 @@ def found(fenced: Fenced | None = None) -> set[int]:
     return {process.pid for process in find_orphans(fenced)}
 
 
-def test_a_rank_of_a_command_is_found_when_its_supervisor_ends_nothing(tmp_path: Path) -> None:
-    """A launcher gives its ranks sessions of their own, and a supervisor that stands still, or is
-    killed, ends none.
+def test_a_rank_of_a_command_is_found_and_ends_when_its_supervisor_is_killed(
+    tmp_path: Path,
+) -> None:
+    """A launcher gives its ranks sessions of their own, and a supervisor that is killed ends
+    none.
     """
     one, me = order(setup_of(tmp_path)), Fenced(pid=os.getpid(), folder=tmp_path)
     command = Command(
@@ -94,21 +98,22 @@ def test_a_rank_of_a_command_is_found_when_its_supervisor_ends_nothing(tmp_path:
     )
     setup = setup_of(tmp_path)
     write_run(request_of(setup, one.recipe, one.run_folder), command, setup.command)
-    run = LocalCommand(one.run_folder, None)
+    machine = ThisMachine(tmp_path, ServerSettings())
+    run = machine.start(one, Start(kind=ProcessKind.COMMAND, server=ServerSettings()))
     try:
         wait_for(lambda: len(marked(RUN_TAG, str(one.run_folder))) == 2)
         family = marked(RUN_TAG, str(one.run_folder))
         assert not {process.pid for process in family} & found(), "their driver runs"
         (supervisor,) = (
-            child for child in psutil.Process().children() if child.pid == family[0].ppid()
+            child
+            for child in psutil.Process().children(recursive=True)
+            if child.pid == family[0].ppid()
         )
         assert {process.pid for process in (supervisor, *family)} <= found(me)
         supervisor.kill()
-        wait_for(lambda: sum(map(is_alive, family)) == 1)  # the launcher goes with its supervisor
-        assert {process.pid for process in family if is_alive(process)} <= found(me)
+        wait_for(lambda: not any(map(is_alive, family)))
     finally:
-        run.end()
-        run.close()
+        machine.close([run])
 
 
 def test_what_began_after_the_first_look_is_found_too(gone: str) -> None:

@@ -209,7 +209,8 @@ def test_a_server_whose_driver_is_gone_ends_while_it_warms_up(
     broken_torch(tmp_path, code, monkeypatch)
     program = (
         "import pathlib, sys, time; from frontrunner.evaluators.nodes.fork_server import"
-        " ForkClient\nclient = ForkClient(pathlib.Path(sys.argv[1]), {}); time.sleep(600)"
+        " ForkClient, ServerSettings\nsettings = ServerSettings(engines=('torch',))\n"
+        "client = ForkClient(pathlib.Path(sys.argv[1]), settings); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-P", "-c", program, str(tmp_path / "log")]) as driver:
         wait_for(begun.exists)
@@ -232,7 +233,7 @@ def test_a_server_that_never_comes_up_is_an_error_with_its_log(
 def test_the_fork_server_removes_what_was_offloaded_when_its_driver_is_gone(tmp_path: Path) -> None:
     setup = running_setup_in(tmp_path)
     program = RankProgram(setup)
-    machine = ThisMachine(setup.work_folder, rank_environment=program.server_environment)
+    machine = ThisMachine(setup.work_folder, program.server)
     one, scratch = order(setup), tmp_path / "scratch"
     scratch.mkdir()
     machine.start(one, replace(program.prepare(one), scratch=scratch))

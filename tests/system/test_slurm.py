@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from frontrunner.evaluators.nodes.agent import RANK_AGENT, Step, StepFolder
+from frontrunner.evaluators.nodes.agent import AGENT, Step, StepFolder
 from frontrunner.evaluators.nodes.supervisor import LOG, RUN_TAG, of_node, run_tag
 from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.evaluators.runs.training import ReplayStopped
@@ -236,7 +236,7 @@ def losing_probes(node: str) -> Iterator[None]:
             for process in psutil.process_iter():
                 with suppress(psutil.Error):
                     if (
-                        RANK_AGENT in process.cmdline()[:4]
+                        AGENT in process.cmdline()[:4]
                         and process.environ().get("SLURMD_NODENAME") == node
                     ):
                         process.kill()

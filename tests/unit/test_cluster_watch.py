@@ -11,19 +11,25 @@ from typing import Any, cast
 
 import pytest
 
-from frontrunner.evaluators.nodes import agent, dispatched
+from frontrunner.evaluators.nodes import agent, child_processes, dispatched
 from frontrunner.evaluators.nodes.agent import (
     Heartbeat,
     HeartbeatMonitor,
     NodeReport,
     OrphanedSteps,
-    RankAgent,
+    ProgramAgent,
     Step,
     StepFolder,
     was_interrupted,
 )
 from frontrunner.evaluators.nodes.dispatched import StepProcesses
-from frontrunner.evaluators.nodes.fork_server import RankExited, RanksStarted, Report, ServerLost
+from frontrunner.evaluators.nodes.fork_server import (
+    Exited,
+    ForkRequest,
+    Report,
+    ServerLost,
+    Started,
+)
 from frontrunner.evaluators.nodes.held import Placed
 from frontrunner.evaluators.programs.ranks import RankWatch
 from frontrunner.evaluators.protocol import ProbeSetup
@@ -289,9 +295,8 @@ class Scripted:
         self._reports = list(reports)
         self.started: tuple[str, list[int]] | None = None
 
-    def start(self, token: str, *, job: Path, world_size: int, ranks: range) -> None:
-        del job, world_size
-        self.started = token, list(ranks)
+    def start(self, request: ForkRequest) -> None:
+        self.started = request.token, list(request.numbers)
 
     def reports(self, timeout_s: float) -> list[Report]:
         del timeout_s
@@ -301,17 +306,17 @@ class Scripted:
         return found
 
     def kill(self, pid: int) -> None:
-        self._reports.append([RankExited("00001.1", 0, -pid)])
+        self._reports.append([Exited("00001.1", 0, -pid)])
 
 
-STARTED = RanksStarted("00001.1", (7,))
+STARTED = Started("00001.1", (7,))
 
 
 @pytest.mark.parametrize(
     ("reports", "expected", "is_clean"),
     [
         pytest.param(
-            [[RankExited("00000.1", 0, 9), STARTED], [RankExited("00001.1", 0, 3)]],
+            [[Exited("00000.1", 0, 9), STARTED], [Exited("00001.1", 0, 3)]],
             {"running": True, "statuses": {0: 3}},
             True,
             id="a rank of an earlier step",
@@ -341,10 +346,10 @@ def test_rank_agent_reports_how_its_node_s_ranks_ended(
     server = Scripted(left, reports)
     monkeypatch.setattr(agent, "LOOK_S", 0.0)
     monkeypatch.setattr(agent, "kernel_oom_kills", lambda: 0)
-    monkeypatch.setattr(agent, "kill_rank", server.kill)
+    monkeypatch.setattr(child_processes, "kill_rank", server.kill)
     step = left.step()
     assert step is not None
-    ranks = RankAgent(step, 0, "n1", server=cast("Any", server))
+    ranks = ProgramAgent(step, 0, "n1", server=cast("Any", server))
 
     ranks.run()
 

@@ -125,6 +125,8 @@ def test_no_job_is_made_for_a_recipe_that_would_train_wrongly(tmp_path: Path) ->
 class Server:
     """A fork server whose ranks never start, and that is lost when it is asked about them."""
 
+    is_ready = False
+
     def __init__(self, *_: object) -> None:
         pass
 

@@ -12,7 +12,13 @@ import pytest
 import torch
 
 from frontrunner.evaluators.nodes.environment import launched_rank
-from frontrunner.evaluators.nodes.fork_server import START_FAILED, ForkServer, _run
+from frontrunner.evaluators.nodes.fork_server import (
+    START_FAILED,
+    ForkRequest,
+    ForkServer,
+    Output,
+    _run_rank,
+)
 from frontrunner.evaluators.trainer.rendezvous import (
     _set_allocator,
     near_cores,
@@ -70,8 +76,7 @@ def test_fork_server_passes_the_local_world_size_of_its_node(
     ):
         monkeypatch.setenv(name, "stale")
     (tmp_path / "job.json").write_text("{}")
-    request = {"start": "a", "job": str(tmp_path / "job.json"), "world_size": 8, "ranks": [4, 4]}
-    _run(request, 6)
+    _run_rank(ForkRequest(token="a", folder=str(tmp_path), world_size=8, first=4, count=4), 6)
     assert (os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]) == ("2", "4")
     assert found == {
         "rank": 6,
@@ -213,15 +218,17 @@ def test_fork_server_s_rank_leaves_the_traceback_of_what_ended_it_in_its_log(
     def fail(request: object, rank: int) -> None:
         raise RuntimeError(f"rank {rank} cannot begin")
 
-    monkeypatch.setattr("frontrunner.evaluators.nodes.fork_server._run", fail)
+    monkeypatch.setattr("frontrunner.evaluators.nodes.fork_server._run_rank", fail)
     here, there = Pipe()
-    server = ForkServer(there)
+    server, output = ForkServer(there), Output(tmp_path / "rank-3.log")
     with os.fdopen(2, "w", closefd=False) as errors:
         monkeypatch.setattr(sys, "stderr", errors)  # which pytest has put elsewhere
         pid = os.fork()
         if pid == 0:
-            server._become_rank({"job": str(tmp_path / "job.json")}, 3)
+            server._become(ForkRequest(token="a", folder=str(tmp_path)), 3, output)
         _, status = os.waitpid(pid, 0)
+        os.close(output.writer)
+        output.close()
     here.close()
     there.close()
     log = (tmp_path / "rank-3.log").read_text()
