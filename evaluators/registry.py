@@ -99,7 +99,7 @@ def training_probe(setup: ProbeSetup) -> Probes:
     """Construct the evaluator that trains on this machine, or on the nodes configured in
     [dispatch].
     """
-    from frontrunner.evaluators.nodes.settings import node_source
+    from frontrunner.evaluators.nodes.backends import node_source
     from frontrunner.evaluators.programs.ranks import RankProgram
     from frontrunner.evaluators.runs.probes import probes_on
 
@@ -110,7 +110,7 @@ def command_probe(setup: ProbeSetup, make_command: MakeCommand | None = None) ->
     """Construct the evaluator that runs commands on this machine, or on the nodes that [dispatch]
     names.
     """
-    from frontrunner.evaluators.nodes.settings import node_source
+    from frontrunner.evaluators.nodes.backends import node_source
     from frontrunner.evaluators.programs.command_program import CommandProgram
     from frontrunner.evaluators.runs.probes import probes_on
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from frontrunner.evaluators.nodes.settings import RAY
+from frontrunner.evaluators.nodes.backends import backend_of
+from frontrunner.evaluators.nodes.settings import BACKENDS
 from frontrunner.evaluators.programs.preflight import prepare_here
 from frontrunner.results.records import (
     IMPORTED,
@@ -69,10 +70,9 @@ def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
         _prepare_probes(spec, recipes)
     elif recipes:
         spec.check_commands(recipes[0])
-    if spec.evaluator_kind.uses_nodes and spec.dispatch.backend == RAY:
-        from frontrunner.evaluators.nodes.ray_allocation import require_ray
-
-        require_ray(spec.dispatch)
+    backend = spec.dispatch.backend
+    if spec.evaluator_kind.uses_nodes and backend in BACKENDS:
+        backend_of(backend).check(spec.dispatch)
 
 
 def _prepare_probes(spec: CampaignSpec, recipes: Sequence[Recipe]) -> None:

@@ -1,8 +1,7 @@
-"""Allocations of a campaign: `HeldAllocation` is one, `Pool` requests as many as are needed and
-returns spent ones.
+"""Allocations of a campaign: `Pool` requests as many as are needed and returns spent ones.
 
-A driver must not wait for batch systems and Parsl: all communication with them is in one thread per
-allocation, and the driver only reads what that thread has noted, and queues requests. Times are
+A driver must not wait for batch systems, Parsl or Ray: all communication with them is in one thread
+per allocation, and the driver only reads what that thread has noted, and queues requests. Times are
 monotonic.
 
 Which of the waiting probes start now, and where, is decided by EASY backfilling (Lifka 1995, "The
@@ -24,123 +23,29 @@ Where none has, it may use the same nodes again.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import queue
 import time
 from bisect import insort
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from frontrunner.evaluators.nodes.batch import make_executor, node_names, run_step
-from frontrunner.evaluators.nodes.batch_jobs import seconds_left, why_ended
-from frontrunner.evaluators.nodes.held import LOGGER, HeldAllocation, Placed
-from frontrunner.evaluators.nodes.ray_allocation import RayAllocation
-from frontrunner.evaluators.nodes.settings import RAY, NodeSource
+from frontrunner.evaluators.nodes.backends import LOGGER, HeldAllocation, Placed, backend_of
+from frontrunner.evaluators.nodes.settings import NodeSource
 from frontrunner.results.nodes import set_aside_in_words
 from frontrunner.spaces.errors import NodesUnavailable, TooLittleTime
 
-if TYPE_CHECKING:
-    from parsl.executors import HighThroughputExecutor
-    from parsl.jobs.states import JobStatus
-
-POLL_S = 0.2
 MARGIN_S = 30.0
 """Assumed: what a probe must leave of its allocation's time, to start its ranks and write its
 outcome.
 """
-STATUS_S = 4.0
-"""How often the batch system is queried, and Parsl for its workers."""
 CLOSE_S = 15.0
 MAX_FAILED_STARTS = 3
 """Allocations in a row that ended before their workers had reported: something is wrong with all of
 them.
 """
-
-
-class ParslAllocation(HeldAllocation):
-    """An allocation of a batch system, or of the driver's own job, through Parsl."""
-
-    def _run(self) -> None:
-        executor: HighThroughputExecutor | None = None
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            executor = make_executor(self._source, self.name, self._folder)
-            executor.start()  # type: ignore[no-untyped-call]
-            executor.scale_out_facade(1)
-            self.job_id = executor.blocks_to_job_id.get("0")
-            self.queued_s = time.monotonic()
-            self._serve(executor)
-        except (
-            Exception
-        ) as error:  # Parsl may raise anything: the driver gets it, and the log its traceback
-            LOGGER.exception("allocation %s", self.name)
-            self._note_end(f"{self.name} could not be kept: {type(error).__name__}: {error}")
-        finally:
-            self._note_end(f"{self.name} was given back")
-            try:
-                if executor is not None:
-                    jobs = list(executor.blocks_to_job_id.values())
-                    if jobs and executor.provider is not None:
-                        executor.provider.cancel(jobs)
-                    executor.shutdown()
-            except Exception:  # the batch system ends it at its walltime in any case
-                LOGGER.exception("giving back allocation %s", self.name)
-
-    def _serve(self, executor: HighThroughputExecutor) -> None:
-        looked_s = -STATUS_S
-        options = list(self._source.settings.launcher_options)
-        while not self._is_unwanted.is_set() and self.ended_s is None:
-            with contextlib.suppress(queue.Empty):
-                placed = self._requests.get(timeout=POLL_S)
-                placed.task = executor.submit(
-                    run_step, {}, str(placed.step), self._source.launcher, options
-                )
-            if time.monotonic() - looked_s >= (
-                STATUS_S if self.ready_s is not None else STATUS_S / 4
-            ):
-                looked_s = time.monotonic()
-                self._check(executor)
-
-    def _check(self, executor: HighThroughputExecutor) -> None:
-        status = executor.status().get("0")
-        workers = [manager for manager in executor.connected_managers() if manager["active"]]
-        if status is not None and status.terminal:
-            self._note_end(self._why(status))
-        elif workers and self._names is None:
-            self._names = executor.submit(node_names, {})
-        elif workers and self.ready_s is None and self._names is not None and self._names.done():
-            self.hosts = self._names.result()
-            if self._source.held is None:  # workers may take minutes of the walltime to report
-                asked_s, left = (
-                    time.monotonic(),
-                    seconds_left(self._source.scheduler, self.job_id or ""),
-                )
-                self.end_s = asked_s + (
-                    self._source.settings.walltime_s - STATUS_S if left is None else left
-                )
-            self.ready_s = time.monotonic()
-        elif self.ready_s is not None and not workers:
-            self._note_end(f"{self._title} has lost contact with its first node")
-
-    @property
-    def _title(self) -> str:
-        is_known = self.job_id is not None and self._source.held is None
-        return f"allocation {self.job_id}" if is_known else "the allocation"
-
-    def _why(self, status: JobStatus) -> str:
-        if self.job_id is None:  # the request was refused
-            message = status.message or "no answer"
-            return " ".join((message.partition("stderr=")[2] or message).split())
-        reason = (
-            why_ended(self._source.scheduler, self.job_id) if self._source.held is None else None
-        )
-        reason = reason or status.message or str(status.state.name).lower()
-        errors = (status.stderr_summary or "").strip().splitlines() if self.ready_s is None else []
-        return f"{self._title} has ended: {reason}" + (f": {errors[-1]}" if errors else "")
 
 
 class Pool:
@@ -362,13 +267,8 @@ class Pool:
         self._count += 1
         name = f"frontrunner-{self._count}"
         source = replace(self._source, excluded=self._excluded)
-        self._allocations.append(_requested(source, name, self._folder / name))
-
-
-def _requested(source: NodeSource, name: str, folder: Path) -> HeldAllocation:
-    if source.scheduler != RAY:
-        return ParslAllocation(source, name, folder)
-    return RayAllocation(source, name, folder)
+        backend = backend_of(source.backend)
+        self._allocations.append(backend.request(source, name, self._folder / name))
 
 
 class Waiting(NamedTuple):

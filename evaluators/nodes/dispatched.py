@@ -19,10 +19,10 @@ from frontrunner.evaluators.nodes.agent import (
     StepFolder,
 )
 from frontrunner.evaluators.nodes.allocations import Pool, Waiting
+from frontrunner.evaluators.nodes.backends import HeldAllocation, Placed, backend_of
 from frontrunner.evaluators.nodes.base import Left, Nodes, Processes, Start
 from frontrunner.evaluators.nodes.fork_server import ProcessKind
-from frontrunner.evaluators.nodes.held import HeldAllocation, Placed
-from frontrunner.evaluators.nodes.settings import RAY, NodeSource
+from frontrunner.evaluators.nodes.settings import NodeSource
 from frontrunner.evaluators.protocol import NodeCheck, ProbeOrder, ProbeSetup
 from frontrunner.evaluators.runs.files import tail, write_json
 from frontrunner.evaluators.runs.measure import nodes_used
@@ -70,16 +70,16 @@ class SourceNodes(Nodes):
         self.are_local = source.held is not None
         self.takes_others = source.held is None
         self._setup = setup
-        self._is_ray = source.scheduler == RAY
+        self._backend = backend_of(source.backend)
         folder = (
             setup.work_folder.resolve()
             / "dispatch"
             / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
         )
-        # Parsl submits scripts through a shell, by unquoted paths.
-        if not self._is_ray and not _PLAIN_PATH.fullmatch(str(folder)):
+        if self._backend.has_plain_paths and not _PLAIN_PATH.fullmatch(str(folder)):
             expected = (
-                "a path of letters, digits and _@%+=:,./-, which Parsl hands to a shell as it is"
+                "a path of letters, digits and _@%+=:,./-, which"
+                f" {self._backend.title} hands to a shell as it is"
             )
             raise bad_value("store.run_folder", str(folder), expected)
         self._lifeline = folder / "lifeline"
@@ -150,7 +150,7 @@ class SourceNodes(Nodes):
             ranks_per_node=self._setup.problem.cluster.devices_per_node,
             lifeline=str(self._lifeline),
             silence_s=self._setup.dispatch.lifeline_s or SILENCE_S,
-            ends_with_driver=self._is_ray,
+            ends_with_driver=self._backend.ends_with_driver,
             **fields,
         ).write()
 

@@ -20,15 +20,24 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
+from frontrunner.evaluators.nodes.backends import (
+    LOGGER,
+    Backend,
+    HeldAllocation,
+    NodeLost,
+    Placed,
+)
 from frontrunner.evaluators.nodes.child_processes import start_child
-from frontrunner.evaluators.nodes.held import LOGGER, HeldAllocation, NodeLost, Placed
+from frontrunner.evaluators.nodes.environment import Allocation
 from frontrunner.evaluators.nodes.settings import (
     RAY_AUTO,
     RAY_LOCAL,
     DispatchSettings,
+    NodeSource,
     why_unreachable,
 )
 from frontrunner.evaluators.runs.files import tail
+from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import bad_value
 
 HOLDER = "frontrunner.evaluators.nodes.ray_holder"
@@ -98,16 +107,6 @@ def _looked(
             found: dict[str, Any] = json.loads(line)
             return str(found["failed"]) if "failed" in found else found
     return (done.stderr.strip().splitlines() or ["no output"])[-1]
-
-
-def require_ray(settings: DispatchSettings) -> None:
-    """Raise `InvalidInput` if there is no Ray cluster at the address that a campaign names."""
-    address = settings.address or RAY_AUTO
-    if address != RAY_LOCAL and isinstance(why := look_at_ray(address, ONLY_CONNECT), str):
-        hint = "start one (`ray start`), or correct the address"
-        raise bad_value(
-            "dispatch.address", address, f"the address of a Ray cluster; {why}", hint=hint
-        )
 
 
 class RayAllocation(HeldAllocation):
@@ -225,3 +224,58 @@ class RayAllocation(HeldAllocation):
                 task.set_result(0)
             else:
                 task.set_exception(NodeLost(message["lost"]))
+
+
+class RayCluster(Backend):
+    """Nodes of a Ray cluster."""
+
+    package, extra, title = "ray", "ray", "Ray"
+    ends_with_driver = True
+
+    def source(
+        self, settings: DispatchSettings, cluster: Cluster, job: Allocation | None
+    ) -> NodeSource:
+        """Return how they are requested."""
+        del job
+        nodes = settings.nodes_per_allocation or cluster.nodes
+        allocations = settings.allocations or 1
+        if settings.address == RAY_LOCAL:
+            stated = (
+                "cluster.nodes"
+                if settings.nodes_per_allocation is None
+                else "dispatch.nodes_per_allocation"
+            )
+            for key, value in ((stated, nodes), ("dispatch.allocations", allocations)):
+                if value > 1:
+                    expected = '1 with dispatch.address = "local", a Ray cluster of this machine'
+                    raise bad_value(key, value, f"{expected} alone")
+        kind = "CPU" if cluster.backend == "cpu" else "GPU"
+        if kind in settings.resources:
+            raise bad_value(
+                f"dispatch.resources.{kind}",
+                settings.resources[kind],
+                "no entry: cluster.devices_per_node is it",
+            )
+        return NodeSource(
+            backend="ray",
+            nodes=nodes,
+            allocations=allocations,
+            launcher="none",
+            settings=settings,
+            node_resources={kind: float(cluster.devices_per_node), **settings.resources},
+        )
+
+    def request(self, source: NodeSource, name: str, folder: Path) -> HeldAllocation:
+        """Request a placement group."""
+        return RayAllocation(source, name, folder)
+
+    def check(self, settings: DispatchSettings) -> None:
+        """Raise `InvalidInput` if there is no Ray cluster at the address that a campaign names."""
+        address = settings.address or RAY_AUTO
+        if address != RAY_LOCAL and isinstance(why := look_at_ray(address, ONLY_CONNECT), str):
+            hint = "start one (`ray start`), or correct the address"
+            expected = f"the address of a Ray cluster; {why}"
+            raise bad_value("dispatch.address", address, expected, hint=hint)
+
+
+RAY_CLUSTER = RayCluster()

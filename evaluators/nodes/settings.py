@@ -8,27 +8,28 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from importlib.util import find_spec
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, cast
 
-from frontrunner.evaluators.nodes.batch_jobs import seconds_left
-from frontrunner.evaluators.nodes.environment import Allocation, allocation
-from frontrunner.spaces.cluster import Cluster
+from frontrunner.evaluators.nodes.environment import Allocation
 from frontrunner.spaces.errors import (
     InvalidInput,
     bad_value,
-    installing,
     require_above_zero,
     require_at_least,
     require_one_of,
 )
 
-BACKENDS = ("local", "allocation", "parsl", "ray")
-"""This machine alone; the nodes of the driver's own job; nodes requested from a batch system, or
-from Ray.
+BACKENDS = {
+    "allocation": "frontrunner.evaluators.nodes.parsl_allocation:HELD_JOB",
+    "parsl": "frontrunner.evaluators.nodes.parsl_allocation:BATCH_SYSTEM",
+    "ray": "frontrunner.evaluators.nodes.ray_allocation:RAY_CLUSTER",
+}
+"""Values of `dispatch.backend` beside `LOCAL`, and where the `Backend` of each is: the nodes of the
+driver's own job; nodes requested from a batch system, or from Ray.
 """
-RAY = "ray"
+LOCAL = "local"
+"""The backend that is this machine alone."""
 RAY_AUTO, RAY_LOCAL = "auto", "local"
 """Addresses: the Ray cluster that this machine is in (or RAY_ADDRESS); one that is started here for
 the campaign.
@@ -52,7 +53,7 @@ ranks share.
 SCHEDULER_LAUNCHERS = {"slurm": "srun", "pbs": "mpiexec", "flux": "flux"}
 
 
-class BatchSystem(NamedTuple):
+class RequestFormat(NamedTuple):
     """Parsl's provider, what begins a line of options, and Parsl's names for the keys of [dispatch]
     in a request.
     """
@@ -63,13 +64,13 @@ class BatchSystem(NamedTuple):
 
 
 SCHEDULERS = {
-    "slurm": BatchSystem(
+    "slurm": RequestFormat(
         "SlurmProvider",
         "#SBATCH",
         {"account": "account", "queue": "partition", "qos": "qos", "constraint": "constraint"}
         | {"scheduler_options": "scheduler_options", "processors_per_node": "cores_per_node"},
     ),
-    "pbs": BatchSystem(
+    "pbs": RequestFormat(
         "PBSProProvider",
         "#PBS",
         {"account": "account", "queue": "queue", "scheduler_options": "scheduler_options"}
@@ -95,23 +96,10 @@ SPARE_WALLTIME_S = 120.0
 leaves over.
 """
 REACH_S = 5.0
-THIS_MACHINE = "this-machine"
-"""Scheduler of an allocation that is this machine alone, without any job."""
 
 _REQUEST_KEYS = {key for system in SCHEDULERS.values() for key in system.request}
-_QUARANTINE_KEYS = ("quarantine_after", "quarantine_minutes")
-_STEP_KEYS = (
-    "launcher", "launcher_options", "worker_init", "network_interface", "lifeline_s",
-    *_QUARANTINE_KEYS
-)  # fmt: skip
 HIDDEN_LINES = ("worker_init", "scheduler_options", "launcher_options")
 """Lines of a site, which may hold secrets: a service sends none of them."""
-_RAY_KEYS = ("address", "shared_files", "resources")
-_KEYS_WITH_RAY = (
-    *_RAY_KEYS, *_QUARANTINE_KEYS, "nodes_per_allocation", "allocations", "queue_limit_minutes",
-    "network_interface",
-    "lifeline_s",
-)  # fmt: skip
 _WORDS = (
     "account",
     "queue",
@@ -139,6 +127,18 @@ or newline.
 """
 
 
+def _read_by(*backends: str) -> Mapping[str, Any]:
+    """Return the metadata of a key of [dispatch] that only these backends read."""
+    return {"backends": backends}
+
+
+_RAY = _read_by("ray")
+_PARSL = _read_by("parsl")
+_REQUESTED = _read_by("parsl", "ray")
+_LAUNCHED = _read_by("allocation", "parsl")
+_DISPATCHED = _read_by("allocation", "parsl", "ray")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DispatchSettings:
     """Where probes run, and how nodes are requested. Keys that the backend or scheduler does not
@@ -154,76 +154,76 @@ class DispatchSettings:
     the driver runs in one. Commands of other trainers start once on this machine by default, and
     start ranks on other nodes themselves.
     """
-    address: str | None = None
+    address: str | None = field(default=None, metadata=_RAY)
     """`ray` only: `auto` (the default), the cluster that this machine is in, or that of
     `RAY_ADDRESS`; `HOST:PORT` of its head, from a machine of the cluster; `ray://HOST:PORT` from
     elsewhere; `local` starts one on this machine.
     """
-    shared_files: bool | None = None
+    shared_files: bool | None = field(default=None, metadata=_RAY)
     """`ray` only: whether run folders and data are on a file system that all nodes share, as by
     default. With `false` files travel through Ray's object store.
     """
-    resources: Mapping[str, float] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict, metadata=_RAY)
     """`ray` only: what each node needs of Ray's other resources, as `{"accelerator_type:H100" =
     0.001}`.
     """
-    scheduler: str | None = None
+    scheduler: str | None = field(default=None, metadata=_PARSL)
     """`slurm` or `pbs`, for `parsl`."""
-    account: str | None = None
+    account: str | None = field(default=None, metadata=_PARSL)
     """Account that is charged."""
-    queue: str | None = None
+    queue: str | None = field(default=None, metadata=_PARSL)
     """Queue; under Slurm the partition."""
-    qos: str | None = None
+    qos: str | None = field(default=None, metadata=_PARSL)
     """`slurm` only."""
-    constraint: str | None = None
+    constraint: str | None = field(default=None, metadata=_PARSL)
     """`slurm` only."""
-    walltime: str | None = None
+    walltime: str | None = field(default=None, metadata=_PARSL)
     """`"HH:MM:00"`, for `parsl`: how long an allocation is held; at least `probe.deadline_s` plus
     two minutes.
     """
-    nodes_per_allocation: int | None = None
+    nodes_per_allocation: int | None = field(default=None, metadata=_REQUESTED)
     """Nodes of an allocation, by default and at least `cluster.nodes`; with more, and
     `search.parallel_probes` above 1, probes run side by side.
     """
-    allocations: int | None = None
+    allocations: int | None = field(default=None, metadata=_REQUESTED)
     """Allocations at a time, at most (by default 1); one that ends is replaced while probes
     wait.
     """
-    processors_per_node: int | None = None
+    processors_per_node: int | None = field(default=None, metadata=_PARSL)
     """Processors to request per node (`slurm`: `--cpus-per-task`; `pbs`: `ncpus`)."""
-    scheduler_options: tuple[str, ...] = ()
+    scheduler_options: tuple[str, ...] = field(default=(), metadata=_PARSL)
     """More lines for the head of the submit script, each with its `#SBATCH` or `#PBS`."""
-    select_options: str | None = None
+    select_options: str | None = field(default=None, metadata=_PARSL)
     """`pbs` only: what follows `-l select=N:ncpus=M:`, as `ngpus=4`."""
-    queue_limit_minutes: float | None = None
+    queue_limit_minutes: float | None = field(default=None, metadata=_REQUESTED)
     """The campaign pauses if an allocation waits longer in the queue."""
-    driver_address: str | None = None
+    driver_address: str | None = field(default=None, metadata=_PARSL)
     """Name or address of the driver's host, as compute nodes reach it."""
-    launcher: str | None = None
+    launcher: str | None = field(default=None, metadata=_LAUNCHED)
     """What starts a process per node: `srun`, `mpiexec` (MPICH's or Cray's), `mpirun` (Open MPI's),
     `flux`, or `none` for one node; by default the scheduler's.
     """
-    launcher_options: tuple[str, ...] = ()
+    launcher_options: tuple[str, ...] = field(default=(), metadata=_LAUNCHED)
     """Arguments for the launcher."""
-    worker_init: tuple[str, ...] = ()
+    worker_init: tuple[str, ...] = field(default=(), metadata=_LAUNCHED)
     """Lines of shell that an allocation runs first: modules, environments."""
-    network_interface: str | None = None
+    network_interface: str | None = field(default=None, metadata=_DISPATCHED)
     """Interface that ranks communicate over, as `hsn0`."""
-    lifeline_s: float | None = None
+    lifeline_s: float | None = field(default=None, metadata=_DISPATCHED)
     """The nodes of a probe end it when the driver has been silent for this long; at least 10, by
     default 60.
     """
-    quarantine_after: int | None = None
+    quarantine_after: int | None = field(default=None, metadata=_DISPATCHED)
     """A node that lost this many attempts in a row, or on which as many hung, crashed or were held
     up while others did well, is set aside; by default 2, and never with 0.
     """
-    quarantine_minutes: float | None = None
+    quarantine_minutes: float | None = field(default=None, metadata=_DISPATCHED)
     """After this time a node that was set aside is checked, and used again if it is fine; by
     default 30, and twice as long each further time.
     """
 
     def __post_init__(self) -> None:
-        for key, known in (("backend", BACKENDS), ("launcher", LAUNCHERS)):
+        for key, known in (("backend", (LOCAL, *BACKENDS)), ("launcher", LAUNCHERS)):
             if getattr(self, key) is not None:
                 require_one_of("dispatch", key, getattr(self, key), known)
         given = {
@@ -239,15 +239,12 @@ class DispatchSettings:
             self._check_request(given)
 
     def _why_unused(self, key: str) -> str | None:
-        if self.backend == "local" or (self.backend == RAY and key not in _KEYS_WITH_RAY):
-            return f'no such key with dispatch.backend = "{self.backend}"'
-        if key in _RAY_KEYS and self.backend != RAY:
-            return 'no such key unless dispatch.backend = "ray"'
-        if self.backend not in ("parsl", RAY) and key not in _STEP_KEYS:
-            return 'no such key unless dispatch.backend = "parsl"' + (
-                ' or "ray"' if key in _KEYS_WITH_RAY else ""
-            )
-        return None
+        """Return what was expected instead of a key that the backend does not read, or None."""
+        known = _backends_of(key)
+        # Without a backend it follows from the cluster and the job, which are not known here.
+        if (self.backend or "allocation") in known:
+            return None
+        return "no such key unless dispatch.backend = " + " or ".join(f'"{one}"' for one in known)
 
     def _check_request(self, given: Mapping[str, Any]) -> None:
         if self.scheduler is None:
@@ -271,7 +268,7 @@ class DispatchSettings:
     @property
     def has_nodes(self) -> bool:
         """Return whether the backend names nodes beside this machine."""
-        return self.backend not in (None, "local")
+        return self.backend not in (None, LOCAL)
 
     @property
     def shares_files(self) -> bool:
@@ -283,6 +280,12 @@ class DispatchSettings:
         """`walltime` in seconds; 0 if missing or invalid."""
         found = _WALLTIME.fullmatch(self.walltime or "")
         return 0.0 if found is None else 3600.0 * int(found[1]) + 60.0 * int(found[2])
+
+
+def _backends_of(key: str) -> tuple[str, ...]:
+    """Return the backends that read a key of [dispatch]."""
+    (found,) = (one.metadata["backends"] for one in fields(DispatchSettings) if one.name == key)
+    return cast("tuple[str, ...]", found)
 
 
 def require_scheduler(settings: DispatchSettings) -> DispatchSettings:
@@ -332,94 +335,16 @@ class NodeSource:
     Nodes by the names in `excluded` are not wanted, which only Slurm can be told.
     """
 
-    scheduler: str
+    backend: str
     nodes: int
     allocations: int
     launcher: str
     settings: DispatchSettings
+    scheduler: str = ""
     held: Allocation | None = None
     excluded: tuple[str, ...] = ()
     seconds_left: float | None = None
     node_resources: Mapping[str, float] = field(default_factory=dict)
-
-
-def node_source(
-    settings: DispatchSettings, cluster: Cluster, environment: Mapping[str, str] | None = None
-) -> NodeSource | None:
-    """Return the campaign's source of nodes; None where its probes run on this machine alone."""
-    environment = os.environ if environment is None else environment
-    backend, held = settings.backend, allocation(environment)
-    if backend is None and cluster.nodes > 1 and (held is None or len(held.nodes) == 1):
-        raise bad_value(
-            "cluster.nodes",
-            cluster.nodes,
-            "1: probes run on the machine that the driver is on",
-            hint=(
-                'dispatch.backend = "parsl" requests nodes from a batch system, "ray" from a Ray'
-                " cluster; within a job of several (salloc, qsub -I) they are found; to try the"
-                " search here, with simulated outcomes: frontrunner launch FILE --set"
-                " evaluator=simulated"
-            ),
-        )
-    backend = backend or ("allocation" if cluster.nodes > 1 else "local")
-    if backend == "local":
-        if cluster.nodes > 1:
-            raise bad_value(
-                "dispatch.backend",
-                "local",
-                f"allocation, parsl or ray for cluster.nodes = {cluster.nodes}",
-            )
-        return None
-    if backend == RAY:
-        return _of_ray(settings, cluster)
-    if find_spec("parsl") is None:
-        install = f"run: {installing('frontrunner[hpc]')}"
-        raise bad_value("dispatch.backend", backend, "local: Parsl is not installed", hint=install)
-    if backend == "allocation":
-        return _held(settings, cluster, held)
-    scheduler = require_scheduler(settings).scheduler or ""
-    return NodeSource(
-        scheduler=scheduler,
-        nodes=settings.nodes_per_allocation or cluster.nodes,
-        allocations=settings.allocations or 1,
-        launcher=settings.launcher or SCHEDULER_LAUNCHERS[scheduler],
-        settings=settings,
-    )
-
-
-def _of_ray(settings: DispatchSettings, cluster: Cluster) -> NodeSource:
-    if find_spec("ray") is None:
-        install = f"run: {installing('frontrunner[ray]')}"
-        raise bad_value("dispatch.backend", RAY, "local: Ray is not installed", hint=install)
-    nodes, allocations = settings.nodes_per_allocation or cluster.nodes, settings.allocations or 1
-    if settings.address == RAY_LOCAL:
-        stated = (
-            "cluster.nodes"
-            if settings.nodes_per_allocation is None
-            else "dispatch.nodes_per_allocation"
-        )
-        for key, value in ((stated, nodes), ("dispatch.allocations", allocations)):
-            if value > 1:
-                raise bad_value(
-                    key,
-                    value,
-                    '1 with dispatch.address = "local", a Ray cluster of this machine alone',
-                )
-    kind = "CPU" if cluster.backend == "cpu" else "GPU"
-    if kind in settings.resources:
-        raise bad_value(
-            f"dispatch.resources.{kind}",
-            settings.resources[kind],
-            "no entry: cluster.devices_per_node is it",
-        )
-    return NodeSource(
-        scheduler=RAY,
-        nodes=nodes,
-        allocations=allocations,
-        launcher="none",
-        settings=settings,
-        node_resources={kind: float(cluster.devices_per_node), **settings.resources},
-    )
 
 
 def has_resources(node: Mapping[str, float], needed: Mapping[str, float]) -> bool:
@@ -448,31 +373,3 @@ def why_unreachable(address: str) -> str | None:
     except (OSError, OverflowError) as error:
         return f"nothing responds there: {error}"
     return None
-
-
-def _held(settings: DispatchSettings, cluster: Cluster, held: Allocation | None) -> NodeSource:
-    if held is None and cluster.nodes > 1:
-        raise InvalidInput(
-            'dispatch.backend = "allocation": this process is in no job whose nodes are known',
-            hint="start it within salloc, qsub -I or a batch script",
-        )
-    held = held or Allocation(
-        scheduler=THIS_MACHINE, job_id=str(os.getpid()), nodes=(socket.gethostname(),)
-    )
-    if len(held.nodes) < cluster.nodes:
-        expected = f"at most the {len(held.nodes)} of {held.scheduler} job {held.job_id}"
-        raise bad_value("cluster.nodes", cluster.nodes, expected)
-    launcher = settings.launcher or SCHEDULER_LAUNCHERS.get(held.scheduler, "none")
-    if launcher == "none" and cluster.nodes > 1:
-        raise bad_value(
-            "dispatch.launcher", launcher, "a launcher for several nodes, as srun or mpiexec"
-        )
-    return NodeSource(
-        scheduler=held.scheduler,
-        nodes=len(held.nodes),
-        allocations=1,
-        launcher=launcher,
-        settings=settings,
-        held=held,
-        seconds_left=seconds_left(held.scheduler, held.job_id),
-    )

@@ -34,7 +34,7 @@ from typing import Any
 from frontrunner.evaluators.export.deepspeed import BATCH, zero_stage
 from frontrunner.evaluators.export.reading import json_table
 from frontrunner.evaluators.export.torchtitan import VERSION as TORCHTITAN
-from frontrunner.evaluators.nodes.settings import node_source
+from frontrunner.evaluators.nodes.backends import node_source
 from frontrunner.evaluators.nodes.supervisor import PLACE, RANK_PLACE, place_field
 from frontrunner.evaluators.programs.command_settings import CommandSettings
 from frontrunner.evaluators.programs.logs import STATEMENTS, Statement

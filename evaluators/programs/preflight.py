@@ -19,9 +19,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from frontrunner.evaluators.nodes.backends import node_source
 from frontrunner.evaluators.nodes.child_processes import end_child
 from frontrunner.evaluators.nodes.environment import allocation
-from frontrunner.evaluators.nodes.settings import DispatchSettings, NodeSource, node_source
+from frontrunner.evaluators.nodes.settings import DispatchSettings, NodeSource
 from frontrunner.evaluators.nodes.this_machine import detect
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.runs.files import tail

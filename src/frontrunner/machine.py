@@ -31,8 +31,9 @@ from frontrunner.evaluators.diagnostics.calibration import (
 from frontrunner.evaluators.diagnostics.doctor.check import Check, Needs
 from frontrunner.evaluators.diagnostics.doctor.machine import examine
 from frontrunner.evaluators.diagnostics.ranks import Place, allocated
+from frontrunner.evaluators.nodes.backends import backend_of, node_source
 from frontrunner.evaluators.nodes.environment import JobEnvironment, job_environment
-from frontrunner.evaluators.nodes.settings import RAY, NodeSource, node_source
+from frontrunner.evaluators.nodes.settings import BACKENDS, NodeSource
 from frontrunner.evaluators.nodes.this_machine import detect, processors, share_processors
 from frontrunner.evaluators.runs.settings import TORCH_DEVICES
 from frontrunner.evaluators.tables.workloads import read, samples_of_tables
@@ -55,7 +56,6 @@ SHORTEST_S = 5.0
 LONGEST_S = 3600.0
 MOST_RANKS = 1024
 DEADLINE_S = 60.0
-DISPATCH_PACKAGES = {"parsl": ("parsl",), "allocation": ("parsl",), RAY: ("ray",)}
 
 OnStart = Callable[["Place"], None]
 """Called after all checks, with the ranks that are about to start."""
@@ -300,13 +300,15 @@ def _needs(campaign: str | Path | None, store: str | None) -> Needs:
         return needs
     cluster, space, dispatch = file.spec.problem.cluster, file.spec.space, file.spec.dispatch
     engines = tuple(engine for engine in space.engine if engine != "torch")
+    backend = dispatch.backend
+    dispatcher = (backend_of(backend).package,) if backend in BACKENDS else ()
     disk = cluster.nvme_path if "nvme" in space.offload else None
     return replace(
         needs,
         nodes=cluster.nodes,
         backend=cluster.backend,
         devices_per_node=cluster.devices_per_node,
-        packages=engines + DISPATCH_PACKAGES.get(dispatch.backend or "", ()),
+        packages=engines + dispatcher,
         scheduler=dispatch.scheduler if dispatch.backend == "parsl" else None,
         compiles=True in space.compile,
         disk_folder=Path(disk) if disk else None,
@@ -317,6 +319,6 @@ def _needs(campaign: str | Path | None, store: str | None) -> Needs:
 
 def _ray_source(spec: CampaignSpec) -> NodeSource | None:
     """Return the nodes on Ray that the campaign asks for."""
-    if spec.dispatch.backend != RAY or find_spec(RAY) is None:
+    if spec.dispatch.backend != "ray" or find_spec("ray") is None:
         return None
     return node_source(spec.dispatch, spec.problem.cluster)

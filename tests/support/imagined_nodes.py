@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from frontrunner.evaluators.analytic.simulated import simulate
-from frontrunner.evaluators.nodes import allocations, dispatched
+from frontrunner.evaluators.nodes import dispatched, parsl_allocation
 from frontrunner.evaluators.nodes.agent import NodeReport, Step, StepFolder
-from frontrunner.evaluators.nodes.base import COMMAND, Start
+from frontrunner.evaluators.nodes.backends import Placed
+from frontrunner.evaluators.nodes.base import Start
 from frontrunner.evaluators.nodes.dispatched import SourceNodes
-from frontrunner.evaluators.nodes.held import Placed
+from frontrunner.evaluators.nodes.fork_server import ProcessKind, ServerSettings
 from frontrunner.evaluators.nodes.settings import DispatchSettings, NodeSource
 from frontrunner.evaluators.programs.base import Program, Watch
 from frontrunner.evaluators.protocol import ProbeOrder, ProbeSetup, Progress
@@ -94,10 +95,11 @@ class World:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Register an evaluator `imagined` that runs probes on these nodes."""
-        monkeypatch.setattr(allocations, "ParslAllocation", self._request)
+        monkeypatch.setattr(parsl_allocation, "ParslAllocation", self._request)
         monkeypatch.setattr(dispatched, "LAST_FILES_S", 0.0)
         settings = DispatchSettings(backend="parsl", scheduler="slurm", walltime="01:00:00")
         source = NodeSource(
+            backend="parsl",
             scheduler="slurm",
             nodes=self.nodes,
             allocations=1,
@@ -190,7 +192,7 @@ class ImaginedProgram(Program):
     def prepare(self, order: ProbeOrder) -> Start:
         self._world.orders[order.token] = order
         order.run_folder.mkdir(parents=True, exist_ok=True)
-        return Start(agent=COMMAND)
+        return Start(kind=ProcessKind.COMMAND, server=ServerSettings())
 
     def watch(self, order: ProbeOrder, processes: Any) -> Watch:
         return ImaginedWatch(order, self.setup, processes)

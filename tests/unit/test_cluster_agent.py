@@ -15,9 +15,10 @@ import pytest
 
 from frontrunner.api import measure, resume
 from frontrunner.evaluators.nodes.agent import Step, node_of
+from frontrunner.evaluators.nodes.backends import node_source
 from frontrunner.evaluators.nodes.batch import launch_command
 from frontrunner.evaluators.nodes.batch_jobs import seconds_left, why_ended
-from frontrunner.evaluators.nodes.settings import DispatchSettings, node_source
+from frontrunner.evaluators.nodes.settings import DispatchSettings
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.store import LocalStore
 from support import charted
@@ -87,7 +88,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a launcher under Ray": (
         {"backend": "ray", "launcher": "srun"},
-        'dispatch.launcher = "srun": expected no such key with dispatch.backend = "ray"',
+        'dispatch.launcher = "srun": expected no such key unless dispatch.backend = "allocation"'
+        ' or "parsl"',
     ),
     "unknown launcher": (ASKED | {"launcher": "ssh"}, "one of srun, mpiexec"),
 }

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from frontrunner.evaluators.nodes import allocations
+from frontrunner.evaluators.nodes import parsl_allocation
 from frontrunner.evaluators.nodes.allocations import MAX_FAILED_STARTS, Pool, Waiting
+from frontrunner.evaluators.nodes.backends import Placed
 from frontrunner.evaluators.nodes.environment import Allocation
-from frontrunner.evaluators.nodes.held import Placed
 from frontrunner.evaluators.nodes.settings import DispatchSettings, NodeSource
 from frontrunner.spaces.errors import NodesUnavailable
 from support.campaigns import wait_for
@@ -25,7 +25,9 @@ from support.imagined_nodes import Imagined
 SETTINGS = DispatchSettings(
     backend="parsl", scheduler="slurm", walltime="01:00:00", queue_limit_minutes=1.0
 )
-SOURCE = NodeSource(scheduler="slurm", nodes=2, allocations=2, launcher="srun", settings=SETTINGS)
+SOURCE = NodeSource(
+    backend="parsl", scheduler="slurm", nodes=2, allocations=2, launcher="srun", settings=SETTINGS
+)
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Imagined]:
         found.append(Imagined(source, name, folder))
         return found[-1]
 
-    monkeypatch.setattr(allocations, "ParslAllocation", imagine)
+    monkeypatch.setattr(parsl_allocation, "ParslAllocation", imagine)
     return found
 
 
@@ -348,12 +350,12 @@ def test_parsl_allocation_serves_steps_until_it_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = Executor()
-    monkeypatch.setattr(allocations, "make_executor", lambda *_: executor)
-    monkeypatch.setattr(allocations, "STATUS_S", 0.0)
-    monkeypatch.setattr(allocations, "POLL_S", 0.001)
-    monkeypatch.setattr(allocations, "seconds_left", lambda *_: 60.0)
+    monkeypatch.setattr(parsl_allocation, "make_executor", lambda *_: executor)
+    monkeypatch.setattr(parsl_allocation, "STATUS_S", 0.0)
+    monkeypatch.setattr(parsl_allocation, "POLL_S", 0.001)
+    monkeypatch.setattr(parsl_allocation, "seconds_left", lambda *_: 60.0)
     began_s = time.monotonic()
-    held = allocations.ParslAllocation(SOURCE, "1", tmp_path / "1")
+    held = parsl_allocation.ParslAllocation(SOURCE, "1", tmp_path / "1")
     step = Placed(step=tmp_path / "s", allocation=held, hosts=("n1",), expected_end_s=0.0)
     held.start(step)
 

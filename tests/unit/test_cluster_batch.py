@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from frontrunner.api import launch
+from frontrunner.evaluators.nodes.backends import node_source
 from frontrunner.evaluators.nodes.batch import UNIQUE_PBS_NODES, make_provider
-from frontrunner.evaluators.nodes.settings import DispatchSettings, NodeSource, node_source
+from frontrunner.evaluators.nodes.settings import DispatchSettings, NodeSource
 from frontrunner.exchange import exported
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.store import LocalStore

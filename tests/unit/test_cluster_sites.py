@@ -19,8 +19,8 @@ from types import MappingProxyType
 import pytest
 
 from frontrunner.config.campaign import CampaignFile, read_campaign_file
+from frontrunner.evaluators.nodes.backends import node_source
 from frontrunner.evaluators.nodes.batch import launch_command, make_provider
-from frontrunner.evaluators.nodes.settings import node_source
 
 ROOT = Path(__file__).parents[2]
 SITES = sorted((ROOT / "examples" / "sites").glob("*.toml"))

@@ -22,6 +22,7 @@ from frontrunner.evaluators.nodes.agent import (
     StepFolder,
     was_interrupted,
 )
+from frontrunner.evaluators.nodes.backends import Placed
 from frontrunner.evaluators.nodes.dispatched import StepProcesses
 from frontrunner.evaluators.nodes.fork_server import (
     Exited,
@@ -30,7 +31,6 @@ from frontrunner.evaluators.nodes.fork_server import (
     ServerLost,
     Started,
 )
-from frontrunner.evaluators.nodes.held import Placed
 from frontrunner.evaluators.programs.ranks import RankWatch
 from frontrunner.evaluators.protocol import ProbeSetup
 from frontrunner.evaluators.runs.run_folder import RunFolder

@@ -253,7 +253,7 @@ def test_a_package_that_the_campaign_needs_must_be_installed():
 
 
 RAY_SOURCE = NodeSource(
-    scheduler="ray", nodes=2, allocations=1, launcher="none",
+    backend="ray", nodes=2, allocations=1, launcher="none",
     settings=DispatchSettings(backend="ray"),
     node_resources={"GPU": 8.0},
 )  # fmt: skip

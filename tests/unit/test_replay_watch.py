@@ -15,10 +15,10 @@ from typing import Any, cast
 import pytest
 
 from frontrunner.evaluators.nodes.agent import NodeReport, OrphanedSteps, StepFolder
+from frontrunner.evaluators.nodes.backends import Placed
 from frontrunner.evaluators.nodes.base import Left, Nodes, Processes, Start
 from frontrunner.evaluators.nodes.batch_jobs import seconds_left
 from frontrunner.evaluators.nodes.dispatched import StepProcesses
-from frontrunner.evaluators.nodes.held import Placed
 from frontrunner.evaluators.nodes.settings import DispatchSettings, NodeSource
 from frontrunner.evaluators.programs import rank_replay as replay
 from frontrunner.evaluators.programs.preflight import source_for
@@ -259,7 +259,9 @@ def on_nodes(
 ) -> ReplayPlan:
     monkeypatch.setattr(training, "SourceNodes", nodes)
     monkeypatch.setattr(starts, "POLL_S", 0.01)
-    source = NodeSource(scheduler="slurm", nodes=2, allocations=1, launcher="srun", settings=PARSL)
+    source = NodeSource(
+        backend="parsl", scheduler="slurm", nodes=2, allocations=1, launcher="srun", settings=PARSL
+    )
     chosen = planned(folder, stop_margin_s=60.0, **changes)
     two_nodes = replace(chosen.setup.problem.cluster, nodes=2, devices_per_node=1)
     setup = replace(chosen.setup, problem=replace(chosen.setup.problem, cluster=two_nodes))
