@@ -256,7 +256,7 @@ class CampaignSpec:
         if held is not None and held < nodes:
             expected = f"at least cluster.nodes = {nodes}"
             raise bad_value("dispatch.nodes_per_allocation", held, expected)
-        if dispatch.backend == "parsl" and dispatch.walltime_s < least_s:
+        if dispatch.reads("walltime") and dispatch.walltime_s < least_s:
             expected = f"at least probe.deadline_s + {SPARE_WALLTIME_S:g} s = {least_s:g} s"
             raise bad_value("dispatch.walltime", dispatch.walltime, expected)
         if dispatch.has_nodes and not self.evaluator_kind.uses_nodes:

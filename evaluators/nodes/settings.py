@@ -232,19 +232,18 @@ class DispatchSettings:
             if value not in (None, (), {}) and key != "backend"
         }
         for key, value in given.items():  # none is ignored
-            if (expected := self._why_unused(key)) is not None:
+            if not self.reads(key):
+                backends = " or ".join(f'"{one}"' for one in _backends_of(key))
+                expected = f"no such key unless dispatch.backend = {backends}"
                 raise bad_value(f"dispatch.{key}", value, expected)
             _check_value(key, value)
         if self.backend == "parsl":
             self._check_request(given)
 
-    def _why_unused(self, key: str) -> str | None:
-        """Return what was expected instead of a key that the backend does not read, or None."""
-        known = _backends_of(key)
+    def reads(self, key: str) -> bool:
+        """Return whether the backend reads a key of [dispatch]."""
         # Without a backend it follows from the cluster and the job, which are not known here.
-        if (self.backend or "allocation") in known:
-            return None
-        return "no such key unless dispatch.backend = " + " or ".join(f'"{one}"' for one in known)
+        return (self.backend or "allocation") in _backends_of(key)
 
     def _check_request(self, given: Mapping[str, Any]) -> None:
         if self.scheduler is None:

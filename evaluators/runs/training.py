@@ -171,7 +171,7 @@ def with_walltime(setup: ProbeSetup, walltime: str | None) -> ProbeSetup:
     """
     if walltime is None:
         return setup
-    if setup.dispatch.backend != "parsl":
+    if not setup.dispatch.reads("walltime"):
         raise bad_value(
             "--walltime",
             walltime,

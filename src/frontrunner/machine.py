@@ -309,7 +309,7 @@ def _needs(campaign: str | Path | None, store: str | None) -> Needs:
         backend=cluster.backend,
         devices_per_node=cluster.devices_per_node,
         packages=engines + dispatcher,
-        scheduler=dispatch.scheduler if dispatch.backend == "parsl" else None,
+        scheduler=dispatch.scheduler,
         compiles=True in space.compile,
         disk_folder=Path(disk) if disk else None,
         trainer=file.spec.command.trainer if file.spec.evaluator_kind.has_section else None,
