@@ -49,6 +49,7 @@ LEASE_S = 40.0
 
 OF_DRIVER = {
     "kill": 10,
+    "kill tree": 5,
     "terminate": 2,
     "interrupt": 2,
     "interrupt twice": 2,
@@ -57,13 +58,14 @@ OF_DRIVER = {
     "take over": 3,
     "outwait": 0.1,
 }
-"""How often each disturbance of a driver is drawn; `outwait` is a take-over by a lease that has run
-out.
+"""How often each disturbance of a driver is drawn; `kill tree` ends it with all its processes at
+once, and `outwait` is a take-over by a lease that has run out.
 """
 OF_HELPER = {"kill": 8, "terminate": 1, "freeze": 1}
 """Likewise for fork servers and ranks."""
 SIGNALS = {
     "kill": (signal.SIGKILL,),
+    "kill tree": (signal.SIGKILL,),
     "terminate": (signal.SIGTERM,),
     "interrupt": (signal.SIGINT,),
     "interrupt twice": (signal.SIGINT, signal.SIGINT),
@@ -244,6 +246,10 @@ class Campaign:
         how = self._draw.choices(list(weights), list(weights.values()))[0]
         if how == "outwait" and not self._limits.may_outwait:
             how = "take over"
+        if how == "kill tree":
+            for process in helpers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):  # it ended in between
             if how in SIGNALS:
                 for number in SIGNALS[how]:
