@@ -1,9 +1,10 @@
 """Node agent, `python -P -m frontrunner.evaluators.nodes.agent STEP.json`: runs one node's part
 of one step.
 
-The site's launcher starts one per node. Ranks and commands end with its fork server, as that ends
-with the agent, which ends them when the driver cancels the step or misses its heartbeat, or a
-signal ends it. Only files connect it to the driver.
+The site's launcher starts one per node. The agent has a fork server start the node's ranks or its
+part of a command. If the agent ends, the server ends, and with it what it has started. The agent
+ends when the driver cancels the step, when the driver's heartbeat stops, or on a signal. Only files
+connect it to the driver.
 
 A command starts once each node has reported: then the agent of node 0, which has reserved a port,
 writes the nodes' names and where it can be reached to the file at which ranks would meet.
@@ -12,7 +13,7 @@ All files are in the attempt's run folder, on a file system that all nodes and t
 addition to those of `runs/run_folder.py`:
 
 step.json            what each node's agent has to do
-node-K.json          how the ranks of node K are, by its agent
+node-K.json          the state of node K's ranks or command, by its agent
 node-K.log           the output of its fork server
 launcher.log         the output of what started the agents
 cancel               not empty: the driver wants the ranks to end
@@ -35,6 +36,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
+from inspect import isabstract
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -49,7 +51,7 @@ from frontrunner.evaluators.nodes.fork_server import (
     ServerSettings,
 )
 from frontrunner.evaluators.nodes.forked import Forked
-from frontrunner.evaluators.nodes.supervisor import Place, reserved_port
+from frontrunner.evaluators.nodes.supervisor import END_S, Place, reserved_port
 from frontrunner.evaluators.runs.files import read_json, write_json
 from frontrunner.evaluators.runs.heartbeat import RunHeartbeat
 from frontrunner.evaluators.runs.run_folder import (
@@ -69,25 +71,25 @@ BEAT_S = 3.0
 LOOK_S = 1.0
 """Between two reads of a file that another node writes."""
 ORPHAN_END_S = 30.0
-"""Assumed: how long after their heartbeat timeout ranks and commands are gone, and their last files
-are visible.
+"""Assumed: upper limit of the time from a heartbeat timeout until ranks and commands are gone, and
+their last files visible.
 """
 CLOCK_SKEW_S = 3600.0
-"""Beyond its deadline by this much a step is over, however far the clocks of this host and the file
-server differ.
+"""A step whose deadline passed longer ago than this is over; allows for clocks of this host and the
+file server that differ.
 """
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The agents' order: `ranks_per_node` ranks per node, the last node what is left of
-    `world_size`, or the command of the run folder.
+    """The agents' order: `ranks_per_node` of `world_size` ranks per node, the last node the
+    remainder, or the command of the run folder.
 
     They end when the driver's heartbeat file `lifeline` has not changed for `silence_s`; `scratch`
     is a folder on a node's own disk to be removed in the end. `agent` is the module that each node
-    runs, `hosts` are the nodes' names. `ends_with_driver`: its nodes are Ray's, which ends what a
-    driver left on them before another driver gets them.
+    runs, `hosts` are the nodes' names. `ends_with_driver`: who provides the nodes ends what a dead
+    driver left there.
     """
 
     token: str
@@ -138,9 +140,11 @@ class NodeReport:
     """State of the ranks of one node, or of its command, which counts as one rank with the node's
     number.
 
-    `statuses` maps each rank that has ended to its exit code, or minus its signal; `killed` holds
-    those that the agent ended itself. `interrupted` is the signal that ended the agent, `trouble`
-    what kept it from its work.
+    `running` is true from when its processes have started. `statuses` maps each rank that has
+    ended to its exit code, or minus its signal; `killed` holds those that the agent ended itself.
+    `oom_kills` counts the processes that the node's kernel has killed for memory meanwhile.
+    `interrupted` is the signal that ended the agent, `trouble` what kept it from its work. Nothing
+    follows after `ended`.
     """
 
     node: int
@@ -163,7 +167,7 @@ class StepFolder:
         self.launcher_log = path / "launcher.log"
 
     def prepare(self, nodes: int) -> None:
-        """Create the files that are waited for, empty."""
+        """Create the files that are waited for."""
         for name in (CANCEL, MEETING, *(f"node-{node}.json" for node in range(nodes))):
             (self.path / name).touch()
 
@@ -192,7 +196,7 @@ class StepFolder:
             table: Any = read_json(self.path / f"node-{node}.json")
             statuses = {int(rank): status for rank, status in table["statuses"].items()}
             return NodeReport(**table | {"statuses": statuses, "killed": tuple(table["killed"])})
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, KeyError):
             return None
 
     def reports(self) -> list[NodeReport | None]:
@@ -220,8 +224,8 @@ def was_interrupted(folder: Path) -> bool:
 
 
 class OrphanedSteps:
-    """Steps whose driver is gone, which are cancelled: their ranks would share devices and network
-    with new probes.
+    """Steps of drivers that are gone. They are cancelled, because their ranks would share devices
+    and network with new probes.
     """
 
     def __init__(self, folders: Iterable[Path]) -> None:
@@ -276,7 +280,7 @@ class Heartbeat:
                 self._file.write_text(str(count), encoding="ascii")
 
     def stop(self) -> None:
-        """Stop, and remove the file: nodes that still monitor it end."""
+        """Stop, and remove the file: nodes that still watch it end after their time of silence."""
         self._stopped.set()
         self._thread.join()
         self._file.unlink(missing_ok=True)
@@ -317,18 +321,22 @@ class NodeAgent(ABC):
         self._oom_kills_before = kernel_oom_kills()
         self._looked_s = time.monotonic()
         self._own_heartbeat = RunHeartbeat()
+        self._interrupted: str | None = None
+        """The report has it from the next update on: a signal may come while that is made."""
 
     def interrupt(self, number: int, _: FrameType | None) -> None:
         """Note the signal that ends this agent."""
-        self._report = replace(self._report, interrupted=signal.Signals(number).name)
+        self._interrupted = signal.Signals(number).name
 
     def run(self) -> None:
-        """Run the node's part, and stay until it has ended, or cannot be ended."""
+        """Run the node's part until it has ended, or is given up."""
         self._update()
         try:
             self._work()
         except FrontrunnerError as error:
             self._update(trouble=error.message)
+        except OSError as error:  # as on a full disk, or a file system that does not respond
+            self._update(trouble=f"{type(error).__name__}: {error}")
         finally:
             if self._step.scratch is not None:
                 shutil.rmtree(self._step.scratch, ignore_errors=True)
@@ -341,19 +349,22 @@ class NodeAgent(ABC):
     def _should_end(self) -> bool:
         if self._report.node == 0:
             self._own_heartbeat.beat([self._folder.path])
-        if self._report.interrupted is not None or self._heartbeat.is_silent():
+        if self._interrupted is not None or self._heartbeat.is_silent():
             return True
-        if (
-            time.monotonic() - self._looked_s < LOOK_S
-        ):  # each look is a request to the shared file system
+        # Each look is a request to the shared file system.
+        if time.monotonic() - self._looked_s < LOOK_S:
             return False
         self._looked_s = time.monotonic()
         return self._folder.is_cancelled
 
     def _update(self, **changes: Any) -> None:
         oom_kills = kernel_oom_kills() - self._oom_kills_before
-        self._report = replace(self._report, oom_kills=oom_kills, **changes)
-        self._folder.write_report(self._report)
+        interrupted = self._interrupted
+        self._report = replace(
+            self._report, oom_kills=oom_kills, interrupted=interrupted, **changes
+        )
+        with contextlib.suppress(OSError):  # the next report may be written
+            self._folder.write_report(self._report)
 
 
 class ProgramAgent(NodeAgent):
@@ -404,18 +415,25 @@ class ProgramAgent(NodeAgent):
         """Return where this node is among those of a command, once all are there; None if the
         command is not to start.
         """
-        meeting = self._folder.path / MEETING
+        meeting, hosts = self._folder.path / MEETING, dict[int, str]()
         while (found := _read(meeting)) is None:
             if self._should_end():
                 self._update(killed=(self._report.node,))
                 return None
-            reports = self._folder.reports() if port is not None else [None]
-            hosts = [report.host for report in reports if report is not None]
+            if port is not None:  # this is node 0
+                self._note_hosts(hosts)
             if len(hosts) == self._step.nodes:
-                write_json(meeting, {"nodes": hosts, "address": self._address, "port": port})
+                names = [hosts[node] for node in range(self._step.nodes)]
+                write_json(meeting, {"nodes": names, "address": self._address, "port": port})
             else:
                 time.sleep(POLL_S)
         return Place.of({"node": self._report.node, "variables": self._step.environment, **found})
+
+    def _note_hosts(self, hosts: dict[int, str]) -> None:
+        """Add the names of nodes that have reported since the last call."""
+        for node in range(self._step.nodes):
+            if node not in hosts and (report := self._folder.report(node)) is not None:
+                hosts[node] = report.host
 
     @property
     def _address(self) -> str:
@@ -433,12 +451,11 @@ class ProgramAgent(NodeAgent):
         while forked.running and self._report.trouble is None and not forked.is_given_up:
             for report in server.reports(POLL_S):
                 if isinstance(report, ServerLost):
-                    # A launcher that ends the step on another node's account ends this agent next.
-                    time.sleep(LOOK_S)
+                    self._wait_for_end_of(forked)
                     what = "command" if forked.is_command else "ranks"
                     self._update(trouble=f"the node's fork server ended, and the {what} with it")
                 elif report.token == self._step.token:  # not of an earlier step
-                    forked.take(report)
+                    forked.note(report)
                     self._update(running=True, statuses=dict(forked.statuses))
             if self._should_end():
                 forked.end()
@@ -446,6 +463,17 @@ class ProgramAgent(NodeAgent):
                 forked.go_on_ending()
             if tuple(sorted(forked.killed)) != self._report.killed:
                 self._update(killed=tuple(sorted(forked.killed)))
+
+    def _wait_for_end_of(self, forked: Forked) -> None:
+        """Wait until what a lost server had forked has ended: a supervisor ends its command.
+
+        Wait for a moment in any case: if the launcher is ending the whole step, this agent's signal
+        comes now, and is noted as the cause.
+        """
+        time.sleep(LOOK_S)
+        end_s = time.monotonic() + END_S
+        while forked.processes and time.monotonic() < end_s:
+            time.sleep(POLL_S)
 
     @property
     def is_clean(self) -> bool:
@@ -490,7 +518,10 @@ def agent_of(module: str) -> type[NodeAgent]:
     return next(
         one
         for one in defined
-        if isinstance(one, type) and issubclass(one, NodeAgent) and one.__module__ == module
+        if isinstance(one, type)
+        and issubclass(one, NodeAgent)
+        and one.__module__ == module
+        and not isabstract(one)
     )
 
 

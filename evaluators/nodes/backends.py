@@ -48,7 +48,7 @@ class HeldAllocation(ABC):
         self.ready_s: float | None = None
         self.ended_s: float | None = None
         self.why = self.waits_for = ""
-        self.end_s = None if source.seconds_left is None else time.monotonic() + source.seconds_left
+        self.end_s = source.end_s
         self._source = source
         self._folder = folder
         self._names: Future[tuple[str, ...]] | None = None

@@ -116,9 +116,9 @@ def kill_rank(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)  # one that has no group of its own yet
 
 
-def kill_tagged(variable: str, value: str, *, wait_s: float = 0.0) -> None:
-    """Kill every process of this user whose environment has this tag, and wait up to `wait_s` for
-    their end.
+def kill_tagged(variable: str, value: str, *, wait_s: float) -> list[psutil.Process]:
+    """Kill every process of this user whose environment has this tag, and return those that have
+    not ended after `wait_s`.
     """
     killed = [
         process for process, environment in _own_processes() if environment.get(variable) == value
@@ -126,7 +126,7 @@ def kill_tagged(variable: str, value: str, *, wait_s: float = 0.0) -> None:
     for process in killed:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(killed, timeout=wait_s)
+    return running(psutil.wait_procs(killed, timeout=wait_s)[1])
 
 
 def adopt_orphans() -> None:

@@ -1,20 +1,21 @@
 """Fork server: a process that forks the ranks of each probe, or the supervisor of its command, and
-the side of whoever started it.
+the client that its starter uses.
 
-For ranks it has imported torch once. It is single-threaded, holds no process group and never
-touches an accelerator, so that forking it is safe. Messages to it are a `ForkRequest` as JSON.
-Messages from it are JSON as well:
+A server that forks ranks has imported torch beforehand. It is single-threaded, holds no process
+group and never touches an accelerator, so that forking it is safe. Messages to it are a
+`ForkRequest` as JSON. Messages from it are JSON as well:
 
     {"ready": pid}
     {"started": token, "pids": [...]}
     {"exited": token, "number": of the rank or the command's node, "status": s, "left": [pids]}
 
-`status` is as in `subprocess`: the exit code, or minus the signal. `left` are processes of a
-command that were killed and have not ended. The output of each forked process goes to a log in the
-run folder, within limits.
+`status` is as in `subprocess`: the exit code, or minus the signal. `left` are killed processes of a
+command that still exist. The output of each forked process goes to a log in the run folder, within
+limits.
 
-The server ends when its pipe closes, as whoever started it ends. It kills the ranks, which also die
-with it, and removes their scratch folders. Supervisors notice its end, and end their commands.
+The server ends when its pipe closes, which also happens when its starter dies. It then kills the
+ranks, and removes their scratch folders. If the server itself is killed, the kernel kills the
+ranks. Supervisors notice that the server is gone, and end their commands.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from multiprocessing.connection import Connection, Pipe, wait
@@ -45,21 +46,25 @@ from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.spaces.errors import FrontrunnerError
 
 PROGRAM = "frontrunner.evaluators.nodes.fork_server"
-START_FAILED = 120
+RAISED = 120
+"""Status of a forked process that an exception has ended, and of one that could not be forked."""
 START_TIMEOUT_S = 120.0
 REPLY_TIMEOUT_S = 60.0
-"""How long a server that is ready may take to fork a probe's ranks; one that was stopped never
+"""How long a server that is ready may take to fork a probe's ranks; one that is suspended never
 does.
 """
 CLOSE_TIMEOUT_S = 10.0
 READ_BYTES = 2**16
+END_POLL_S = 0.02
 LAST_READS = 64
-"""How many pieces of output are still read of a process that has ended: all that a pipe holds."""
+"""How many pieces of output are still read of a process that has ended. A pipe holds fewer, but
+processes that it has left behind may go on writing.
+"""
 
 
 class ProcessKind(StrEnum):
     """What starts on each node: the ranks of a run folder's `job.json`, or the command of its
-    `command.json`, by default once per node.
+    `command.json`, once per node or once per rank.
     """
 
     RANKS = "ranks"
@@ -78,8 +83,9 @@ class ServerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ForkRequest:
-    """What the server forks for an order: `count` ranks of the job in `folder` from rank `first`
-    on, or, with a `place`, the supervisor of the command in `folder` on node `first`.
+    """What the server forks for an order: `count` ranks of the job in `folder`, from rank `first`
+    on, or, with a `place`, one supervisor of the command in `folder`. Then `first` is the number of
+    its node.
 
     The server removes the folder `scratch` if it has to end before the ranks do.
     """
@@ -120,14 +126,16 @@ class Started(NamedTuple):
 
 
 class ServerLost(NamedTuple):
-    """The fork server was killed, and every rank with it."""
+    """The fork server has ended, and its ranks with it."""
 
 
 Report = Exited | Started | ServerLost
 
 
 class ForkClient:
-    """One fork server process, from the side of whoever started it. Used by one thread."""
+    """One fork server process, from the side of its starter. Used by one thread, which has to
+    last: the server ends with it while it imports.
+    """
 
     def __init__(self, log: Path, settings: ServerSettings) -> None:
         self._log = log
@@ -145,12 +153,14 @@ class ForkClient:
             )
         self.is_ready = False
         self._started_s = time.monotonic()
-        self._sent_s: dict[str, float] = {}  # requests that were not confirmed, by token
-        self._folders: dict[str, Path] = {}  # of those, where the first number is among them
+        self._sent_s: dict[str, float] = {}
+        """When requests were sent that the server has not answered, by token."""
+        self._folders: dict[str, Path] = {}
+        """Run folders of those that include rank 0 or node 0, whose heartbeat is ours so far."""
         self._heartbeat = RunHeartbeat()
 
     def start(self, request: ForkRequest) -> None:
-        """Request processes."""
+        """Ask the server to fork what the request says."""
         self._sent_s[request.token] = time.monotonic()
         if request.first == 0:
             folder = self._folders[request.token] = Path(request.folder)
@@ -169,21 +179,25 @@ class ForkClient:
             try:
                 message = json.loads(self._pipe.recv_bytes())
             except (EOFError, ConnectionResetError):
-                message = {"lost": self._process.wait()}
-            if "exited" in message:
-                numbers = message["number"], message["status"]
-                found.append(Exited(message["exited"], *numbers, tuple(message["left"])))
-            elif "started" in message:
-                del self._sent_s[message["started"]]
-                self._folders.pop(message["started"], None)
-                found.append(Started(message["started"], tuple(message["pids"])))
-            elif "ready" in message:
+                was_killed = self._process.wait() < 0
+                if self.is_ready or was_killed:
+                    return [*found, ServerLost()]
+                raise self._never_ready("ended before it was ready") from None
+            if "ready" in message:
                 self.is_ready = True
                 self._sent_s = dict.fromkeys(self._sent_s, time.monotonic())
-            elif self.is_ready or message["lost"] < 0:
-                return [*found, ServerLost()]
+            elif "started" in message:
+                self._sent_s.pop(message["started"], None)
+                self._folders.pop(message["started"], None)
+                found.append(Started(message["started"], tuple(message["pids"])))
             else:
-                raise self._never_ready("ended before it was ready")
+                exited = Exited(
+                    token=message["exited"],
+                    number=message["number"],
+                    status=message["status"],
+                    left=tuple(message["left"]),
+                )
+                found.append(exited)
         now = time.monotonic()
         if not self.is_ready and now - self._started_s > START_TIMEOUT_S:
             raise self._never_ready(f"was not ready within {START_TIMEOUT_S:.0f} s")
@@ -196,7 +210,7 @@ class ForkClient:
         return FrontrunnerError(f"the fork server {what}: {output}", hint=f"see {self._log}")
 
     def close(self) -> None:
-        """Close the pipe, on which the server ends and its ranks with it; kill it if it does
+        """Close the pipe, which makes the server end and its ranks with it; kill it if it does
         not.
         """
         self._pipe.close()
@@ -210,15 +224,15 @@ class ForkClient:
 class Output:
     """What a forked process and its own children print, on its way to a log within limits.
 
-    Where the log cannot be written, as on a full disk, it is dropped.
+    Output is dropped where the log cannot be written, for example on a full disk.
     """
 
     def __init__(self, log: Path) -> None:
-        self.reader, self.writer = os.pipe()
-        os.set_blocking(self.reader, False)
         self._log: Log | None = None
         with contextlib.suppress(OSError):
             self._log = Log(log, has_times=False)
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.reader, False)
 
     def read(self) -> bytes | None:
         """Pass the next piece on to the log and return it: empty once nobody can write any more,
@@ -228,16 +242,12 @@ class Output:
             data = os.read(self.reader, READ_BYTES)
         except BlockingIOError:
             return None
-        if self._log is not None:
-            with contextlib.suppress(OSError):
-                self._log.write(data)
+        self._write(lambda log: log.write(data))
         return data
 
     def write_waiting(self) -> None:
         """Write the lines that the log's rate limit has held back for long enough."""
-        if self._log is not None:
-            with contextlib.suppress(OSError):
-                self._log.write_waiting()
+        self._write(Log.write_waiting)
 
     def close(self) -> None:
         """Write what is left of a process that has ended."""
@@ -245,28 +255,32 @@ class Output:
             if not self.read():
                 break
         os.close(self.reader)
+        self._write(Log.close)
+
+    def _write(self, write: Callable[[Log], None]) -> None:
         if self._log is not None:
             with contextlib.suppress(OSError):
-                self._log.close()
+                write(self._log)
 
 
 @dataclass(kw_only=True)
 class Child:
-    """A process that the server has forked; `is_read` until nobody can write to its output."""
+    """A process that the server has forked; `has_output` until nobody can write to its output."""
 
     request: ForkRequest
     number: int
     output: Output
-    is_read: bool = True
+    has_output: bool = True
 
 
 class ForkServer:
-    """Server of whoever is at the other end of the pipe, and owner of what it has forked."""
+    """Serves the other end of the pipe, and owns the processes that it has forked."""
 
     def __init__(self, pipe: Connection) -> None:
-        self.children: dict[int, Child] = {}  # by process id
-        self.scratch: dict[str, str] = {}  # by token, as the next
+        self.children: dict[int, Child] = {}
+        """By process id."""
         self.groups: dict[str, ControlGroup | None] = {}
+        """Control groups of ranks, by token."""
         self.pid = os.getpid()
         self._heartbeat = RunHeartbeat()
         self._pipe = pipe
@@ -275,9 +289,8 @@ class ForkServer:
         """Serve until the pipe closes, then kill every rank that is left."""
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
-        signal.signal(
-            signal.SIGCHLD, lambda *_: None
-        )  # a handler must exist for the wake-up byte to be written
+        # A handler must exist for the wake-up byte to be written.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write)
         self._report({"ready": self.pid})
         is_open = True
@@ -290,20 +303,27 @@ class ForkServer:
                 except (EOFError, ConnectionResetError):
                     is_open = False
             self._reap()
+        self._end_ranks()
+
+    def _end_ranks(self) -> None:
         ranks = {pid: one for pid, one in self.children.items() if one.request.place is None}
         for pid in ranks:
             processes.kill_rank(pid)
         for token in list(self.groups):
             self._remove_group(token)
-        for pid, child in ranks.items():
-            if child.request.token in self.scratch:  # which they may still write to
-                os.waitpid(pid, 0)
-        for folder in self.scratch.values():
+        scratch = {one.request.scratch for one in ranks.values() if one.request.scratch is not None}
+        end_s = time.monotonic() + processes.KILL_GRACE_S
+        while scratch and ranks and time.monotonic() < end_s:  # they may still write to it
+            for pid in list(ranks):
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    del ranks[pid]
+            time.sleep(END_POLL_S)
+        for folder in scratch:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _wait_and_pass_on(self, wake_read: int) -> None:
         """Wait for a message or the end of a child, and pass on what children print."""
-        outputs = [child.output.reader for child in self.children.values() if child.is_read]
+        outputs = [child.output.reader for child in self.children.values() if child.has_output]
         timeout_s = BEAT_S if self.children else None
         ready = wait([self._pipe, wake_read, *outputs], timeout_s)
         if wake_read in ready:
@@ -311,53 +331,74 @@ class ForkServer:
         for child in self.children.values():
             child.output.write_waiting()
             if child.output.reader in ready:
-                child.is_read = child.output.read() != b""
+                child.has_output = child.output.read() != b""
 
     def _beat(self) -> None:
         running = (child.request for child in self.children.values())
         self._heartbeat.beat({Path(one.folder) for one in running if one.first == 0})
 
     def _start(self, request: ForkRequest) -> None:
-        if request.scratch is not None:
-            self.scratch[request.token] = request.scratch
         if request.place is None:  # a supervisor makes one for its command
             self.groups[request.token] = ControlGroup.create(request.token)
-        pids = []
+        pids, unforked = [], []
         for number in request.numbers:
-            output = Output(_log_of(request, number))
-            pid = os.fork()
-            if pid == 0:
-                self._become(request, number, output)
-            os.close(output.writer)
-            self.children[pid] = Child(request=request, number=number, output=output)
-            pids.append(pid)
+            try:
+                pids.append(self._fork(request, number))
+            except OSError as error:  # the system's limit of processes or open files
+                sys.stderr.write(f"{request.folder}: number {number} was not forked: {error}\n")
+                sys.stderr.flush()
+                pids.append(0)
+                unforked.append(number)
         self._report({"started": request.token, "pids": pids})
+        for number in unforked:
+            self._report_exit(request, number, RAISED)
+
+    def _fork(self, request: ForkRequest, number: int) -> int:
+        output = Output(_log_of(request, number))
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(output.writer)
+            output.close()
+            raise
+        if pid == 0:
+            self._become(request, number, output)
+        os.close(output.writer)
+        self.children[pid] = Child(request=request, number=number, output=output)
+        return pid
 
     def _reap(self) -> None:
         while self.children:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
                 return
-            processes.kill_group(
-                ended.si_pid
-            )  # before it is reaped: until then its id is not reused
+            # Before it is reaped: until then its id is not reused.
+            processes.kill_group(ended.si_pid)
             pid, raw_status = os.waitpid(ended.si_pid, 0)
-            child, left = self.children.pop(pid), list[int]()
+            child = self.children.pop(pid, None)
+            if child is None:  # what an engine has started by itself
+                continue
             child.output.close()
-            status, request = os.waitstatus_to_exitcode(raw_status), child.request
+            request, status = child.request, os.waitstatus_to_exitcode(raw_status)
             if all(one.request is not request for one in self.children.values()):
                 self._remove_group(request.token)
-            if request.place is not None:
-                status, left = end_of_supervisor(pid, status, Path(request.folder), child.number)
-            self._report(
-                {"exited": request.token, "number": child.number, "status": status, "left": left}
-            )
+            if request.place is None:
+                self._report_exit(request, child.number, status)
+            else:
+                found = end_of_supervisor(pid, status, Path(request.folder), child.number)
+                self._report_exit(request, child.number, *found)
 
     def _remove_group(self, token: str) -> None:
-        """End what the ranks of an order have left behind."""
+        """Kill what the ranks of an order have left behind, and remove their control group."""
         if (group := self.groups.pop(token, None)) is not None:
-            group.kill()
             group.remove()
+
+    def _report_exit(
+        self, request: ForkRequest, number: int, status: int, left: Sequence[int] = ()
+    ) -> None:
+        self._report(
+            {"exited": request.token, "number": number, "status": status, "left": list(left)}
+        )
 
     def _report(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # whoever started this server is gone
@@ -365,9 +406,9 @@ class ForkServer:
 
     def _become(self, request: ForkRequest, number: int, output: Output) -> NoReturn:
         """Be a rank, or a supervisor, in the process that was just forked."""
-        status = START_FAILED
+        status = RAISED
         try:
-            os.setsid()  # a group of its own, so that whatever it starts can be killed with it
+            os.setsid()  # a process group of its own, with which whatever it starts is killed
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             nothing = os.open(os.devnull, os.O_RDONLY)
@@ -377,7 +418,7 @@ class ForkServer:
             for one in (output, *(child.output for child in self.children.values())):
                 os.close(one.reader)
             self._pipe.close()
-            self._program_of(request, number)()
+            self._run(request, number)
             status = 0
         except BaseException:
             traceback.print_exc()
@@ -387,14 +428,14 @@ class ForkServer:
                 sys.stderr.flush()
             os._exit(status)
 
-    def _program_of(self, request: ForkRequest, number: int) -> Callable[[], None]:
+    def _run(self, request: ForkRequest, number: int) -> None:
         if request.place is not None:
-            place = Place.of(request.place)
-            return lambda: supervise(Path(request.folder), place, starter=self.pid)
-        if (group := self.groups[request.token]) is not None:
+            supervise(Path(request.folder), Place.of(request.place), starter=self.pid)
+            return
+        if (group := self.groups.get(request.token)) is not None:
             group.join()
         processes.die_with_parent(self.pid, signal.SIGKILL)
-        return lambda: _run_rank(request, number)
+        _run_rank(request, number)
 
 
 def _log_of(request: ForkRequest, number: int) -> Path:

@@ -21,18 +21,21 @@ from frontrunner.evaluators.nodes.fork_server import (
     ProcessKind,
     ServerLost,
     ServerSettings,
+    Started,
 )
 from frontrunner.evaluators.nodes.forked import Forked
 from frontrunner.evaluators.nodes.supervisor import END_S, Place, reserved_port
 from frontrunner.evaluators.protocol import ProbeOrder
+from frontrunner.spaces.errors import FrontrunnerError
 
 LOOPBACK = "127.0.0.1"
 STUCK_S = 60.0
-"""How long an order waits for killed processes of another that do not end; the campaign is paused
-then.
+"""How long an order may wait for killed processes of an earlier one, before the campaign is paused.
 """
 CLOSE_S = END_S + 5.0
 """How long `close` waits for what it has ended."""
+MAX_FAILED_STARTS = 3
+"""Servers in a row that were killed before they were ready."""
 POLL_S = 0.1
 
 
@@ -63,12 +66,12 @@ class LocalProcesses(Processes):
     @property
     def have_begun(self) -> bool:
         """Return whether they were forked."""
-        return bool(self.forked.pids)
+        return self.forked.has_begun
 
     @property
     def seconds(self) -> float:
-        """Return the time since the start, while a server that is new imports too, or until they
-        had ended.
+        """Return the time since the order was sent to the server, which may still import, until
+        they had ended.
         """
         return time.monotonic() - self._began_s if self._took_s is None else self._took_s
 
@@ -82,19 +85,27 @@ class LocalProcesses(Processes):
     @property
     def stuck_pids(self) -> list[int]:
         """Return the ids of processes that were killed and have not ended."""
-        if self._lost is not None:  # ranks have ended with the server, supervisors are about to
-            return []
-        return [*self.forked.left, *(self.forked.running_pids if self.killed else ())]
+        if self._lost is not None or not self.killed:  # lost ones have ended, or are about to
+            return self.forked.left
+        return [*self.forked.left, *(process.pid for process in self.forked.processes)]
 
     @property
     def is_lost(self) -> bool:
         """Return whether the server has ended before they had."""
         return self._lost is not None
 
+    @property
+    def may_run(self) -> bool:
+        """Return whether something of them may still run."""
+        if self._lost is not None:
+            return bool(self.forked.processes)
+        return bool(self.running)
+
     def lose(self, server_log: Path) -> None:
-        """Take note that the server has ended."""
-        what = "command" if self.forked.is_command else "ranks"
-        self._lost, self.log = f"the fork server ended, and the {what} with it", server_log
+        """Note that the server has ended, which takes those along that run."""
+        if self.running:
+            what = "command" if self.forked.is_command else "ranks"
+            self._lost, self.log = f"the fork server ended, and the {what} with it", server_log
 
     def read(self) -> None:
         """Go on ending what was to end: reports are passed on as they come."""
@@ -120,7 +131,7 @@ class LocalProcesses(Processes):
 
 
 class ThisMachine(Nodes):
-    """This machine; `end_s` is when the time of its job is up, if it is in one.
+    """This machine; `end_s` is when the batch job ends that it belongs to, if any.
 
     Its fork server, which has `settings`, is started at once. The server's log is in `work_folder`.
     """
@@ -135,21 +146,34 @@ class ThisMachine(Nodes):
         self._running: dict[str, LocalProcesses] = {}
         self._stuck: list[psutil.Process] = []
         self._waits_since_s: float | None = None
+        self._failed_starts = 0
         self._server = self._new_server()
 
     def _new_server(self) -> ForkClient:
         return ForkClient(self._log, self._settings)
 
     def poll(self, timeout_s: float) -> None:
-        """Wait for reports of the server."""
+        """Wait for reports of the server; raise `FrontrunnerError` if it cannot be started."""
         for report in self._server.reports(timeout_s):
             if isinstance(report, ServerLost):
-                for processes in self._running.values():
-                    processes.lose(self._log)
-                self._server.close()
-                self._server = self._new_server()
-            elif report.token in self._running:  # else one that ended after it was given up
-                self._running[report.token].forked.take(report)
+                self._lose_server()
+            elif report.token in self._running:
+                self._running[report.token].forked.note(report)
+            elif isinstance(report, Started):  # of an order that was ended before, and forgotten
+                for pid in filter(None, report.pids):
+                    child_processes.kill_rank(pid)
+
+    def _lose_server(self) -> None:
+        for processes in self._running.values():
+            processes.lose(self._log)
+        self._failed_starts = 0 if self._server.is_ready else self._failed_starts + 1
+        self._server.close()
+        if self._failed_starts >= MAX_FAILED_STARTS:
+            raise FrontrunnerError(
+                f"the fork server was killed {self._failed_starts} times in a row while it started",
+                hint=f"see {self._log}, and whether this machine has enough memory",
+            )
+        self._server = self._new_server()
 
     def place(self, orders: Iterable[ProbeOrder]) -> set[str]:
         """Return the tokens of all orders, once no killed rank of an earlier one is left."""
@@ -165,19 +189,21 @@ class ThisMachine(Nodes):
 
     def start(self, order: ProbeOrder, start: Start) -> Processes:
         """Fork the ranks of an order, or the supervisor of its command."""
-        port = reserved_port() if start.kind is ProcessKind.COMMAND else None
-        request = ForkRequest(
-            token=order.token,
-            folder=str(order.run_folder),
-            world_size=order.recipe.devices,
-            count=order.recipe.devices,
-            scratch=None if start.scratch is None else str(start.scratch),
-        )
-        if port is not None:
+        port: socket.socket | None = None
+        if start.kind is ProcessKind.COMMAND:
+            port = reserved_port()
             place = Place(
                 node=0, nodes=(socket.gethostname(),), address=LOOPBACK, port=port.getsockname()[1]
             )
             request = ForkRequest.of_command(order.token, order.run_folder, place)
+        else:
+            request = ForkRequest(
+                token=order.token,
+                folder=str(order.run_folder),
+                world_size=order.recipe.devices,
+                count=order.recipe.devices,
+                scratch=None if start.scratch is None else str(start.scratch),
+            )
         processes = LocalProcesses(
             Forked(request), end_s=self._end_s, scratch=start.scratch, port=port
         )
@@ -190,7 +216,8 @@ class ThisMachine(Nodes):
         for token, one in list(self._running.items()):
             if one is processes:
                 del self._running[token]
-                for pid in (*one.forked.left, *one.forked.running_pids):
+                self._stuck += one.forked.processes
+                for pid in one.forked.left:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         self._stuck.append(psutil.Process(pid))
 
@@ -205,16 +232,19 @@ class ThisMachine(Nodes):
             shutil.rmtree(scratch, ignore_errors=True)
 
     def close(self, running: Collection[Processes]) -> None:
-        """End the server once what ran has ended, and leave nothing of it."""
+        """End what runs, wait until it is gone, and end the server."""
         end_s = time.monotonic() + CLOSE_S
         left = [one for one in running if isinstance(one, LocalProcesses)]
-        while self._server.is_ready and time.monotonic() < end_s:
-            left = [one for one in left if one.running and not one.is_lost]
-            if not left:
-                break
-            for one in left:
-                one.end()
-            self.poll(POLL_S)
-        self._server.close()
-        for processes in running:
-            processes.close()
+        try:
+            while time.monotonic() < end_s:
+                # A server that still imports has forked nothing.
+                left = [one for one in left if one.may_run]
+                if not any(self._server.is_ready or one.is_lost for one in left):
+                    break
+                for one in left:
+                    one.end()
+                self.poll(POLL_S)
+        finally:
+            self._server.close()
+            for processes in running:
+                processes.close()

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 STATUS_S = 4.0
-"""How often the batch system is queried, and Parsl for its workers."""
+"""Seconds between two queries of the batch system and of Parsl's workers once the nodes are ready;
+before that, a quarter of it.
+"""
 THIS_MACHINE = "this-machine"
 """Scheduler of an allocation that is this machine alone, without any job."""
 
@@ -54,14 +56,20 @@ class ParslAllocation(HeldAllocation):
             self._note_end(f"{self.name} could not be kept: {type(error).__name__}: {error}")
         finally:
             self._note_end(f"{self.name} was given back")
-            try:
-                if executor is not None:
-                    jobs = list(executor.blocks_to_job_id.values())
-                    if jobs and executor.provider is not None:
-                        executor.provider.cancel(jobs)
-                    executor.shutdown()
-            except Exception:  # the batch system ends it at its walltime in any case
-                LOGGER.exception("giving back allocation %s", self.name)
+            if executor is not None:
+                self._give_back(executor)
+
+    def _give_back(self, executor: HighThroughputExecutor) -> None:
+        jobs = list(executor.blocks_to_job_id.values())
+        try:
+            if jobs and executor.provider is not None:
+                executor.provider.cancel(jobs)
+        except Exception:  # the batch system ends it at its walltime in any case
+            LOGGER.exception("giving back allocation %s", self.name)
+        try:
+            executor.shutdown()
+        except Exception:
+            LOGGER.exception("shutting down the executor of allocation %s", self.name)
 
     def _serve(self, executor: HighThroughputExecutor) -> None:
         looked_s = -STATUS_S
@@ -87,7 +95,7 @@ class ParslAllocation(HeldAllocation):
             self._names = executor.submit(node_names, {})
         elif workers and self.ready_s is None and self._names is not None and self._names.done():
             self.hosts = self._names.result()
-            if self._source.held is None:  # workers may take minutes of the walltime to report
+            if self._source.held is None:  # workers may report minutes after the job began
                 asked_s, left = (
                     time.monotonic(),
                     seconds_left(self._source.scheduler, self.job_id or ""),
@@ -142,6 +150,7 @@ class HeldJob(Backend):
             raise bad_value(
                 "dispatch.launcher", launcher, "a launcher for several nodes, as srun or mpiexec"
             )
+        left_s = seconds_left(job.scheduler, job.job_id)
         return NodeSource(
             backend="allocation",
             scheduler=job.scheduler,
@@ -150,11 +159,11 @@ class HeldJob(Backend):
             launcher=launcher,
             settings=settings,
             held=job,
-            seconds_left=seconds_left(job.scheduler, job.job_id),
+            end_s=None if left_s is None else time.monotonic() + left_s,
         )
 
     def request(self, source: NodeSource, name: str, folder: Path) -> HeldAllocation:
-        """Start Parsl's workers on the job's nodes."""
+        """Start Parsl's workers on the nodes of one job."""
         return ParslAllocation(source, name, folder)
 
 

@@ -330,7 +330,8 @@ class NodeSource:
     """How nodes are obtained: up to `allocations` at a time, of `nodes` each, or as the job `held`
     by the driver.
 
-    `node_resources` is what Ray reserves on each node.
+    `end_s` is when that job ends, by the monotonic clock. `node_resources` is what Ray reserves on
+    each node.
     Nodes by the names in `excluded` are not wanted, which only Slurm can be told.
     """
 
@@ -342,7 +343,7 @@ class NodeSource:
     scheduler: str = ""
     held: Allocation | None = None
     excluded: tuple[str, ...] = ()
-    seconds_left: float | None = None
+    end_s: float | None = None
     node_resources: Mapping[str, float] = field(default_factory=dict)
 
 

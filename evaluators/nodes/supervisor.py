@@ -1,20 +1,24 @@
 """Supervisor of one trainer's command on one node: a small process that a fork server forks.
 
-It starts the command, once or once per rank, writes down its output with arrival times, and ends it
-when it gets a SIGTERM or its starter is gone, or when the command has ended and left processes
-behind. It adopts orphans, since launchers put ranks into sessions of their own, which no signal to
-a process group reaches, and kills every descendant. The command dies with it. In the run folder,
-for node 0; others have a number in the names of the last two, as `command-1.log`:
+It starts the command, once or once per rank, and writes down its output with arrival times. It ends
+the command when it gets a SIGTERM, and when its starter is gone. When the command has ended, it
+kills every process that is left: it adopts orphans, since launchers put ranks into sessions of
+their own, which no signal to a process group reaches. If the supervisor is killed, the kernel kills
+the command.
+
+Files in the run folder; on further nodes the last three carry the node's number
+(`command-1.log`):
 
     command.json     in: {"arguments": [...], "passed": [names], "environment": {...},
                      "folder": path, "devices": of the whole command, "devices_per_node": n,
-                     "starts_ranks": whether once per rank, "stop_file": of a replay, null of a
-                     probe; once it is not empty the command gets a SIGTERM}
+                     "starts_ranks": whether once per rank, "stop_file": path of a replay, null of
+                     a probe; once that file is not empty the command gets a SIGTERM}
     command.log      out: the lines that it printed to stdout and stderr, each after the second of
                      its arrival, within limits (`command_log.py`)
     ended.json       out: {"status": exit code or minus the signal, "seconds": s,
                      "peak_resident_bytes": of one process, "left": the ids of processes that were
-                     killed and have not ended}
+                     killed and still exist}
+    supervisor.log   out: what went wrong in the supervisor itself
 
 Its `Place` fills the fields of `PLACE` in the arguments and variables.
 """
@@ -40,7 +44,6 @@ from frontrunner.evaluators.nodes.child_processes import (
     PEER_GRACE_S,
     TAGS,
     adopt_orphans,
-    end_child,
     kill_descendants,
     kill_tagged,
     start_child,
@@ -63,10 +66,18 @@ LOOK_S = 1.0
 GRACE_S = 5.0
 """What a command may take to end on SIGTERM: launchers pass it on to ranks on other nodes."""
 DRAIN_S = 1.0
-"""How long output is still read after the command has ended, from processes that it left behind."""
+"""How long output is still read at most after the command has ended, from processes that it left
+behind.
+"""
+UNENDED_S = 1.0
+"""How long a killed process of the command is waited for while its output is still read."""
 KILL_S = 10.0
-END_S = GRACE_S + KILL_S + 5.0
+"""How long it may take until everything that was left has ended."""
+MARGIN_S = 4.0
+END_S = GRACE_S + UNENDED_S + KILL_S + MARGIN_S
 """How long a supervisor may take to end its command."""
+LEFT_S = 1.0
+"""How long processes may take to end that a killed supervisor has left."""
 NOT_STARTED = 127
 
 PLACE = ("node_rank", "node_list", "master_address", "master_port")
@@ -112,7 +123,7 @@ class Place:
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Place:
-        """Return the place that `asdict` has made a table of, after a way as JSON."""
+        """Return the place of a table that `asdict` has made, after it went through JSON."""
         return cls(**{**table, "nodes": tuple(table["nodes"])})
 
     def values(self) -> dict[str, str]:
@@ -135,14 +146,15 @@ def reserved_port() -> socket.socket:
 
 
 def end_of_supervisor(pid: int, status: int, folder: Path, node: int) -> tuple[int, list[int]]:
-    """Return how the command of a supervisor that has ended with `status` ended, and which of its
-    killed processes have not; end the command of one that was killed.
+    """Return the status of a command whose supervisor has ended with `status`, and the ids of its
+    processes that were killed and still exist. If the supervisor was killed, kill them first.
     """
+    left: list[int] = []
     if status != 0:
         ControlGroup.remove_those_of(pid)
-        kill_tagged(RUN_TAG, run_tag(folder, node))
+        left = [one.pid for one in kill_tagged(RUN_TAG, run_tag(folder, node), wait_s=LEFT_S)]
     ending = read_end(folder, node)
-    return (-9, []) if ending is None else (ending["status"], ending["left"])
+    return (-9, left) if ending is None else (ending["status"], [*left, *ending["left"]])
 
 
 def read_end(run_folder: Path, node: int = 0) -> dict[str, Any] | None:
@@ -182,15 +194,17 @@ def starts(
 
 
 class EndRequest:
-    """Whether the command is to end: a SIGTERM has come, or the process that started this one has
-    ended.
+    """Whether the command should end: a SIGTERM has come, or the process that started the
+    supervisor has ended.
     """
 
     def __init__(self, starter: int) -> None:
         self._starter = starter
         self._has_come = False
-        for number in (signal.SIGINT, signal.SIGHUP):  # who started this handles them
-            signal.signal(number, lambda *_: None)  # which the command does not inherit
+        # SIGINT and SIGHUP are for the starter to handle. The command does not inherit a handler,
+        # as it would inherit that they are ignored.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGTERM, self._note)
 
     def _note(self, *_: object) -> None:
@@ -198,74 +212,108 @@ class EndRequest:
 
     @property
     def is_there(self) -> bool:
-        """Return whether it has come."""
+        """Return whether the command should end."""
         return self._has_come or os.getppid() != self._starter
 
 
-def run(
-    folder: Path, place: Place, log: Log, group: ControlGroup | None, request: EndRequest
-) -> int:
-    """Run the command of a folder to its end, in a control group where there is one; return its
-    first status that is not 0.
+class CommandRun:
+    """The processes of a command on one node, in a control group where there is one.
+
+    Their output is read all the time, also while they are ended: a process that prints more than a
+    pipe holds would not end otherwise.
     """
-    order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
-    processes: list[subprocess.Popen[bytes]] = []
-    streams: dict[int, str] = {}
-    for arguments, environment in starts(order, folder, place):
-        try:
-            process = start_child(
-                arguments,
-                parent_death=signal.SIGKILL,
-                group=group,
-                cwd=order["folder"],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
+
+    def __init__(self, order: Mapping[str, Any], log: Log, group: ControlGroup | None) -> None:
+        self._order, self._log, self._group = order, log, group
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._streams: dict[int, str] = {}
+        """Names of the streams that are still open, by their file descriptors."""
+        self._stop = StopFile(order["stop_file"])
+        self._failed_s: float | None = None
+        self._ended_s: float | None = None
+        self._end_began_s: float | None = None
+        self.status = 0
+        """The first status that is not 0 of any process."""
+
+    def start(self, folder: Path, place: Place) -> None:
+        """Start the processes; the status is `NOT_STARTED` if one of them cannot be started."""
+        for arguments, environment in starts(self._order, folder, place):
+            try:
+                process = start_child(
+                    arguments,
+                    parent_death=signal.SIGKILL,
+                    group=self._group,
+                    cwd=self._order["folder"],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._log.write(f"{error.filename or arguments[0]}: {error.strerror}\n".encode())
+                self.status = NOT_STARTED
+                self._end()
+                return
+            of_rank = (
+                f" of local rank {len(self._processes)}" if self._order["starts_ranks"] else ""
             )
-        except OSError as error:
-            log.write(f"{arguments[0]}: {error.strerror}\n".encode())
-            _end(processes)
-            return NOT_STARTED
-        of_rank = f" of local rank {len(processes)}" if order["starts_ranks"] else ""
-        streams[process.stdout.fileno()] = f"stdout{of_rank}"  # type: ignore[union-attr]
-        streams[process.stderr.fileno()] = f"stderr{of_rank}"  # type: ignore[union-attr]
-        processes.append(process)
-    open_streams, status, ended_s, failed_s = set(streams), 0, 0.0, 0.0
-    has_been_ended, stop = False, StopFile(order["stop_file"])
-    while open_streams or any(process.poll() is None for process in processes):
-        ready, _, _ = select.select(open_streams, [], [], POLL_S)
-        open_streams -= _read(streams, ready, log)
-        if request.is_there and not has_been_ended:
-            has_been_ended = True
-            _end(processes)
-        stop.pass_on(processes)
-        statuses = [process.poll() for process in processes]
-        status = status or next(filter(None, statuses), 0)
-        failed_s = failed_s or (log.seconds if status else 0.0)
-        if None not in statuses:
-            ended_s = ended_s or log.seconds
-            if not ready or log.seconds - ended_s > DRAIN_S:
-                break
-        elif (
-            failed_s and log.seconds - failed_s > PEER_GRACE_S and not stop.is_there
-        ):  # the other ranks wait for it
-            _end(processes)
-    return status
+            for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
+                self._streams[stream.fileno()] = f"{name}{of_rank}"  # type: ignore[union-attr]
+            self._processes.append(process)
 
+    def follow(self, request: EndRequest) -> None:
+        """Follow the processes until they have ended, or until they have had the time to."""
+        while not self._is_over(has_output=self._read()):
+            if self._end_began_s is not None or request.is_there or self._waits_for_failed:
+                self._end()
+            self._stop.pass_on(self._running)
 
-def _read(streams: Mapping[int, str], ready: Collection[int], log: Log) -> set[int]:
-    """Pass the output that is ready on to the log; return the streams that have ended."""
-    ended = set[int]()
-    for output, stream in streams.items():
-        if output in ready:
+    @property
+    def _running(self) -> list[subprocess.Popen[bytes]]:
+        return [process for process in self._processes if process.poll() is None]
+
+    @property
+    def _waits_for_failed(self) -> bool:
+        """Whether one process has failed, so that the other ranks wait for it in vain."""
+        if self._stop.is_there or self._failed_s is None:  # ranks end one by one on a SIGTERM
+            return False
+        return self._log.seconds - self._failed_s > PEER_GRACE_S
+
+    def _is_over(self, *, has_output: bool) -> bool:
+        """Return whether all have ended and their output was read, or they cannot be ended."""
+        now_s = self._log.seconds
+        running = self._running
+        ended = [process.returncode for process in self._processes if process not in running]
+        self.status = self.status or next(filter(None, ended), 0)
+        if self.status and self._failed_s is None:
+            self._failed_s = now_s
+        if not running:
+            self._ended_s = now_s if self._ended_s is None else self._ended_s
+            return not (has_output and self._streams) or now_s - self._ended_s > DRAIN_S
+        return self._end_began_s is not None and now_s - self._end_began_s > GRACE_S + UNENDED_S
+
+    def _read(self) -> bool:
+        """Pass output on to the log for a moment; return whether there was any."""
+        ready, _, _ = select.select(self._streams, [], [], POLL_S)
+        for output in ready:
             data = os.read(output, 1 << 16)
-            log.write(data, stream)
+            self._log.write(data, self._streams[output])
             if not data:
-                ended.add(output)
-    log.write_waiting()
-    return ended
+                del self._streams[output]
+        self._log.write_waiting()
+        return bool(ready)
+
+    def _end(self) -> None:
+        """Have the processes end: by a SIGTERM, which launchers pass on, and after `GRACE_S` by a
+        SIGKILL. To be called again until they have ended.
+        """
+        running = self._running
+        if self._end_began_s is None:
+            self._end_began_s = self._log.seconds
+            _signal(running, signal.SIGTERM)
+        elif self._log.seconds - self._end_began_s > GRACE_S:
+            _signal(running, signal.SIGKILL)
 
 
 class StopFile:
@@ -281,44 +329,41 @@ class StopFile:
         if self._path is None or self.is_there or time.monotonic() - self._looked_s < LOOK_S:
             return
         self._looked_s = time.monotonic()
-        with contextlib.suppress(OSError):  # the file system does not respond: it is read again
+        with contextlib.suppress(OSError):  # the file system does not respond: try again later
             self.is_there = bool(self._path.read_bytes())
         if self.is_there:
-            _signal(processes)
+            _signal(processes, signal.SIGTERM)
 
 
-def _signal(processes: Collection[subprocess.Popen[bytes]]) -> None:
+def _signal(processes: Collection[subprocess.Popen[bytes]], number: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGTERM)
-
-
-def _end(processes: Collection[subprocess.Popen[bytes]]) -> None:
-    _signal(processes)
-    end_s = time.monotonic() + GRACE_S
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, end_s - time.monotonic()))
-        end_child(process, grace_s=0.0, group=True)
+            os.killpg(process.pid, number)
 
 
 def supervise(folder: Path, place: Place, *, starter: int) -> None:
     """Supervise the command of a run folder, in a process that `starter` has forked for that."""
     request = EndRequest(starter)
     adopt_orphans()
+    order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
     log = Log(folder / of_node(LOG, place.node))
     group = ControlGroup.create()
-    status = run(folder, place, log, group, request)
-    if group is not None:
-        group.kill()
-    left = kill_descendants((), timeout_s=KILL_S)
-    if group is not None:
-        group.remove()
-    log.close()
+    run = CommandRun(order, log, group)
+    try:
+        run.start(folder, place)
+        run.follow(request)
+        seconds = log.seconds
+        log.close()
+    finally:  # also where the log cannot be written
+        if group is not None:
+            group.kill()
+        left = kill_descendants((), timeout_s=KILL_S)
+        if group is not None:
+            group.remove()
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     found = {
-        "status": status,
-        "seconds": log.seconds,
+        "status": run.status,
+        "seconds": seconds,
         "peak_resident_bytes": peak,
         "left": [process.pid for process in left],
     }

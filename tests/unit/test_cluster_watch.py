@@ -306,10 +306,12 @@ class Scripted:
         return found
 
     def kill(self, pid: int) -> None:
-        self._reports.append([Exited("00001.1", 0, -pid)])
+        assert pid == os.getpid()
+        self._reports.append([Exited("00001.1", 0, -9)])
 
 
-STARTED = Started("00001.1", (7,))
+STARTED = Started("00001.1", (os.getpid(),))
+"""The rank is this process, which exists for as long as the test wants it to."""
 
 
 @pytest.mark.parametrize(
@@ -323,7 +325,7 @@ STARTED = Started("00001.1", (7,))
         ),
         pytest.param(
             [[STARTED], []],
-            {"running": True, "statuses": {0: -7}, "killed": (0,)},
+            {"running": True, "statuses": {0: -9}, "killed": (0,)},
             True,
             id="cancelled",
         ),
@@ -345,6 +347,7 @@ def test_rank_agent_reports_how_its_node_s_ranks_ended(
 ) -> None:
     server = Scripted(left, reports)
     monkeypatch.setattr(agent, "LOOK_S", 0.0)
+    monkeypatch.setattr(agent, "END_S", 0.0)
     monkeypatch.setattr(agent, "kernel_oom_kills", lambda: 0)
     monkeypatch.setattr(child_processes, "kill_rank", server.kill)
     step = left.step()

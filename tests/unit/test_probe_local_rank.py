@@ -13,7 +13,7 @@ import torch
 
 from frontrunner.evaluators.nodes.environment import launched_rank
 from frontrunner.evaluators.nodes.fork_server import (
-    START_FAILED,
+    RAISED,
     ForkRequest,
     ForkServer,
     Output,
@@ -232,6 +232,6 @@ def test_fork_server_s_rank_leaves_the_traceback_of_what_ended_it_in_its_log(
     here.close()
     there.close()
     log = (tmp_path / "rank-3.log").read_text()
-    assert os.waitstatus_to_exitcode(status) == START_FAILED
+    assert os.waitstatus_to_exitcode(status) == RAISED
     assert log.startswith("Traceback (most recent call last):")
     assert log.endswith("RuntimeError: rank 3 cannot begin\n")
