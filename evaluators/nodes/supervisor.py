@@ -38,7 +38,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from frontrunner.evaluators.nodes.child_processes import (
     PEER_GRACE_S,
@@ -226,8 +226,8 @@ class CommandRun:
     def __init__(self, order: Mapping[str, Any], log: Log, group: ControlGroup | None) -> None:
         self._order, self._log, self._group = order, log, group
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._streams: dict[int, str] = {}
-        """Names of the streams that are still open, by their file descriptors."""
+        self._streams: dict[IO[bytes], str] = {}
+        """Names of the streams that are still open."""
         self._stop = StopFile(order["stop_file"])
         self._failed_s: float | None = None
         self._ended_s: float | None = None
@@ -259,7 +259,8 @@ class CommandRun:
                 f" of local rank {len(self._processes)}" if self._order["starts_ranks"] else ""
             )
             for stream, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
-                self._streams[stream.fileno()] = f"{name}{of_rank}"  # type: ignore[union-attr]
+                assert stream is not None  # noqa: S101 - both are pipes
+                self._streams[stream] = f"{name}{of_rank}"
             self._processes.append(process)
 
     def follow(self, request: EndRequest) -> None:
@@ -268,6 +269,8 @@ class CommandRun:
             if self._end_began_s is not None or request.is_there or self._waits_for_failed:
                 self._end()
             self._stop.pass_on(self._running)
+        for stream in self._streams:
+            stream.close()
 
     @property
     def _running(self) -> list[subprocess.Popen[bytes]]:
@@ -296,11 +299,12 @@ class CommandRun:
     def _read(self) -> bool:
         """Pass output on to the log for a moment; return whether there was any."""
         ready, _, _ = select.select(self._streams, [], [], POLL_S)
-        for output in ready:
-            data = os.read(output, 1 << 16)
-            self._log.write(data, self._streams[output])
+        for stream in ready:
+            data = os.read(stream.fileno(), 1 << 16)
+            self._log.write(data, self._streams[stream])
             if not data:
-                del self._streams[output]
+                del self._streams[stream]
+                stream.close()
         self._log.write_waiting()
         return bool(ready)
 

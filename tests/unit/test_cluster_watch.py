@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -359,3 +360,27 @@ def test_rank_agent_reports_how_its_node_s_ranks_ended(
     assert server.started == ("00001.1", [0])
     assert left.report(0) == NodeReport(node=0, host="n1", ended=True, **expected)
     assert ranks.is_clean == is_clean
+
+
+def test_agent_keeps_a_signal_that_comes_while_it_writes_a_report(
+    left: StepFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals = [signal.SIGTERM]
+
+    def replaced(report: NodeReport, **changes: Any) -> NodeReport:
+        found = replace(report, **changes)
+        if signals:
+            interrupted.interrupt(signals.pop(), None)
+        return found
+
+    monkeypatch.setattr(agent, "replace", replaced)
+    monkeypatch.setattr(agent, "LOOK_S", 0.0)
+    step = left.step()
+    assert step is not None
+    interrupted = ProgramAgent(step, 0, "n1", server=cast("Any", Scripted(left, [[]])))
+
+    interrupted.run()
+
+    report = left.report(0)
+    assert report is not None
+    assert report.interrupted == "SIGTERM"

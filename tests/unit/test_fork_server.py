@@ -15,7 +15,7 @@ import pytest
 
 from frontrunner.evaluators.nodes import fork_server
 from frontrunner.evaluators.nodes.control_group import ControlGroup
-from frontrunner.evaluators.nodes.fork_server import ForkRequest, ForkServer, Output
+from frontrunner.evaluators.nodes.fork_server import RAISED, ForkRequest, ForkServer, Output
 from frontrunner.evaluators.programs.command_log import LEFT_OUT, LIMITS
 from support.campaigns import is_alive, wait_for
 
@@ -92,3 +92,21 @@ def test_what_ranks_leave_behind_in_sessions_of_their_own_is_ended(
 
     assert sorted(one["number"] for one in told[2:]) == [0, 1]
     wait_for(lambda: not any(psutil.pid_exists(p) and is_alive(psutil.Process(p)) for p in left))
+
+
+def test_ranks_that_cannot_be_forked_fail_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fork() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    here, there = Pipe()
+    monkeypatch.setattr(os, "fork", fork)
+    server = ForkServer(there)
+    server._start(ForkRequest(token="1", folder=str(tmp_path), world_size=2, first=1))
+    server._end_ranks()
+
+    told = [json.loads(here.recv_bytes()) for _ in ("started", "exited")]
+    assert told[0] == {"started": "1", "pids": [0]}
+    assert told[1] == {"exited": "1", "number": 1, "status": RAISED, "left": []}
+    assert "number 1 was not forked: [Errno 11]" in capsys.readouterr().err
