@@ -1,7 +1,7 @@
-"""Backends: who provides nodes, an allocation of nodes from its request to its end, and a step on
-nodes of one.
+"""Backends, which provide nodes: the interface of one, an allocation of nodes from its request to
+its end, and a step on some of its nodes.
 
-A further backend is a module with a `Backend`, and its name and keys in `settings.py`.
+To add a backend, write a module with a `Backend`, and put its name and keys into `settings.py`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ LOGGER = logging.getLogger("parsl.frontrunner")
 
 
 class HeldAllocation(ABC):
-    """An allocation from its request to its end.
+    """An allocation from its request to its end. Times are by the monotonic clock.
 
-    Once known: `job_id` and `queued_s` (the batch system had accepted the request), `hosts` and
-    `ready_s` (the workers had reported the nodes' names), `end_s` (when its time is up), `ended_s`
-    (it was found to have ended), and `why`; `waits_for` is what a request lacks, if the engine says
-    so.
+    The rest gets known later: `job_id` and `queued_s`, when the batch system has answered the
+    request; `hosts` and `ready_s`, when the workers have reported the nodes' names; `end_s`, when
+    its time is up; `ended_s` and `why`, when it was found to have ended. `waits_for` is what a
+    request lacks, if that is known.
     """
 
     def __init__(self, source: NodeSource, name: str, folder: Path) -> None:
@@ -66,7 +66,7 @@ class HeldAllocation(ABC):
         self._is_unwanted.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it has been given back, and return whether it was in time."""
+        """Wait for up to `timeout_s` until it has been given back; return whether it has."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -125,16 +125,16 @@ class Backend(ABC):
     title: ClassVar[str]
     """The name of the package for people."""
     ends_with_driver: ClassVar[bool] = False
-    """It ends what a driver that is gone has left on its nodes, before another one gets them."""
+    """It ends what a dead driver has left on nodes, before it gives them to another driver."""
     has_plain_paths: ClassVar[bool] = False
-    """It hands paths to a shell as they are."""
+    """Paths reach a shell unquoted."""
 
     @abstractmethod
     def source(
         self, settings: DispatchSettings, cluster: Cluster, job: Allocation | None
     ) -> NodeSource:
-        """Return how a campaign gets its nodes, where the driver is in a `job` or in none; raise
-        `InvalidInput` for what this backend cannot do.
+        """Return how a campaign gets its nodes; `job` is the one that the driver runs in, if any.
+        Raise `InvalidInput` for what this backend cannot do.
         """
 
     @abstractmethod

@@ -1,5 +1,5 @@
 """What every kind of nodes offers to the driver: `Nodes` start the processes of orders, and
-`Processes` tell how these are.
+`Processes` report their state.
 
 A program (`programs/base.py`) says what is started, and knows nothing of where. Nodes know nothing
 of what the processes compute.
@@ -32,10 +32,9 @@ class Start:
 class Processes(ABC):
     """The processes of one order, from their start on.
 
-    Each rank of the built-in trainer counts, by its number, or the command of each node, by the
-    node's. `statuses` are the exit codes of those that have ended, or minus the signal; `killed`
-    are those that were ended on purpose. Both change in `read` alone, except that `end` adds to
-    `killed`.
+    They are counted by rank for the built-in trainer, and by node for a command. `statuses` are the
+    exit codes of those that have ended, or minus the signal; `killed` are those that were ended on
+    purpose. Both change while reports are read, and `end` adds to `killed`.
     """
 
     log: Path | None = None
@@ -65,13 +64,13 @@ class Processes(ABC):
 
     @property
     def have_ended(self) -> bool:
-        """Return whether each of their nodes has nothing left to do for them."""
+        """Return whether none of their nodes has anything left to do for them."""
         return not self.running
 
     @property
     @abstractmethod
     def seconds(self) -> float:
-        """Return how long they have held nodes; 0 before."""
+        """Return how long they have held nodes; 0 before they do."""
 
     @property
     @abstractmethod
@@ -90,7 +89,7 @@ class Processes(ABC):
 
     @property
     def were_taken_away(self) -> bool:
-        """Return whether their nodes were, as at the end of a walltime."""
+        """Return whether their nodes were taken away, for example at the end of a walltime."""
         return False
 
     @property
@@ -105,24 +104,22 @@ class Processes(ABC):
 
     @abstractmethod
     def read(self) -> None:
-        """Take note of what has become of them."""
+        """Note what has become of them."""
 
     @abstractmethod
     def why_lost(self, *, have_begun: bool, have_ended: bool) -> str | None:
-        """Return what has taken them along, once that is known, or None.
+        """Return why the order was lost, once that is known, or None.
 
-        `have_begun` and `have_ended` say what was seen of the order itself. Those that some nodes
-        did not begin in time are ended here.
+        `have_begun` and `have_ended` say what was seen of the order itself. An order that some
+        nodes did not begin in time is ended here.
         """
 
     def end(self) -> None:
-        """Have all that are left end, at once; return without waiting."""
+        """End what still runs; return without waiting."""
         self.killed |= self.running
 
     def close(self) -> None:  # noqa: B027 - nodes with agents need no more
-        """Leave nothing of them behind, where no agent does so by itself; they have ended, or
-        cannot be ended.
-        """
+        """Clean up after them, where no agent does; they have ended, or cannot be ended."""
 
 
 class Nodes(ABC):
@@ -154,12 +151,12 @@ class Nodes(ABC):
         """Start an order that `place` returned."""
 
     def note(self, seconds: float) -> None:  # noqa: B027 - nothing to learn where none wait
-        """Note how long an order took that was not lost, by which the next ones are expected
-        to.
+        """Note how long an order took that was not lost; the next ones are expected to take as
+        long.
         """
 
     def forget(self, processes: Processes) -> None:  # noqa: B027 - see above
-        """Take note that an order is over; killed processes that are left may hold its node."""
+        """Note that an order is over; killed processes that still exist may hold its node."""
 
     def give_back(self, processes: Processes) -> None:  # noqa: B027 - see above
         """Give back the nodes of processes that have ended, before their time is up."""
@@ -176,7 +173,9 @@ class Nodes(ABC):
 
     @property
     def waits_for(self) -> str:
-        """Return what the requests for nodes lack, if their engine says so; else nothing."""
+        """Return what the requests for nodes lack, as what provides the nodes says; empty if
+        unknown.
+        """
         return ""
 
     @abstractmethod

@@ -1,4 +1,6 @@
-"""A control group for what an order starts, which no process leaves by itself (cgroup v2)."""
+"""A control group (cgroup v2) for what an order starts. A process only leaves one if it is moved,
+which needs rights that ranks and commands rarely have.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ REMOVE_S = 1.0
 
 
 class ControlGroup:
-    """A group below this process's own. Its name has the number of the process that made it, and a
+    """A group below this process's own. Its name has the id of the process that made it, and a
     label.
     """
 
@@ -25,7 +27,7 @@ class ControlGroup:
         path = _path_of(os.getpid(), label)
         if path is None:
             return None
-        _remove_empty(path.parent)
+        _remove_abandoned(path.parent)
         with contextlib.suppress(OSError):
             path.mkdir()
             if (path / "cgroup.kill").exists():  # since Linux 5.14
@@ -42,8 +44,8 @@ class ControlGroup:
                 cls(left).remove()
 
     def join(self) -> None:
-        """Move this process into the group; called between fork and exec."""
-        with contextlib.suppress(OSError):  # it is ended as any other descendant then
+        """Move this process into the group; called in a process that was just forked."""
+        with contextlib.suppress(OSError):  # then it is ended like other descendants
             (self._path / "cgroup.procs").write_bytes(b"0")
 
     def kill(self) -> None:
@@ -62,7 +64,7 @@ class ControlGroup:
             time.sleep(REMOVE_S / 100)
 
 
-def _remove_empty(parent: Path) -> None:
+def _remove_abandoned(parent: Path) -> None:
     """Remove the groups of processes that were killed, in which nothing runs any more."""
     with contextlib.suppress(OSError):
         for path in parent.glob(f"{PREFIX}*"):

@@ -173,7 +173,7 @@ class BatchSystem(HeldJob):
     def source(
         self, settings: DispatchSettings, cluster: Cluster, job: Allocation | None
     ) -> NodeSource:
-        """Return how they are requested."""
+        """Return how nodes are requested."""
         del job
         scheduler = require_scheduler(settings).scheduler or ""
         return NodeSource(

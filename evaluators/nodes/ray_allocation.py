@@ -235,7 +235,7 @@ class RayCluster(Backend):
     def source(
         self, settings: DispatchSettings, cluster: Cluster, job: Allocation | None
     ) -> NodeSource:
-        """Return how they are requested."""
+        """Return how nodes are requested."""
         del job
         nodes = settings.nodes_per_allocation or cluster.nodes
         allocations = settings.allocations or 1

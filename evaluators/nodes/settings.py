@@ -47,15 +47,15 @@ LAUNCHERS: dict[str, str] = {
     "flux": "flux run -N {count} -n {count} --requires=hosts:{hosts} -o cpu-affinity=off",
     "none": "",  # for one node
 }
-"""How each launcher starts one process per node. None binds it to a part of its node, which all
-ranks share.
+"""How each launcher starts one process per node. No launcher binds the process to a part of its
+node: all ranks share the node.
 """
 SCHEDULER_LAUNCHERS = {"slurm": "srun", "pbs": "mpiexec", "flux": "flux"}
 
 
 class RequestFormat(NamedTuple):
-    """Parsl's provider, what begins a line of options, and Parsl's names for the keys of [dispatch]
-    in a request.
+    """For one batch system: Parsl's provider, what a line of options begins with, and Parsl's names
+    for keys of [dispatch].
     """
 
     provider: str
@@ -77,7 +77,7 @@ SCHEDULERS = {
         | {"select_options": "select_options", "processors_per_node": "cpus_per_node"},
     ),
 }
-UNSUITED_SCHEDULERS = {
+REFUSED_SCHEDULERS = {
     "flux": (
         'Parsl has no MPI executor over Flux: start within a Flux job, with backend = "allocation"'
     ),
@@ -92,14 +92,15 @@ UNSUITED_SCHEDULERS = {
 }
 
 SPARE_WALLTIME_S = 120.0
-"""What an allocation lasts beyond a probe's deadline: starting workers and ranks, and what packing
-leaves over.
+"""How much longer than a probe's deadline an allocation lasts: workers and ranks have to start, and
+a probe must end some time before its allocation does.
 """
 REACH_S = 5.0
+"""How long a Ray cluster may take to accept a connection."""
 
 _REQUEST_KEYS = {key for system in SCHEDULERS.values() for key in system.request}
 HIDDEN_LINES = ("worker_init", "scheduler_options", "launcher_options")
-"""Lines of a site, which may hold secrets: a service sends none of them."""
+"""Keys with lines of a site that may hold secrets; a service never sends them."""
 _WORDS = (
     "account",
     "queue",
@@ -151,8 +152,8 @@ class DispatchSettings:
     """`local`: this machine. `allocation`: the nodes of the job that the driver runs in (`salloc`,
     `qsub -I`, a batch script). `parsl`: nodes requested from a batch system. `ray`: nodes of a [Ray
     cluster](clusters.md#ray). By default `local` for one node, and `allocation` for several where
-    the driver runs in one. Commands of other trainers start once on this machine by default, and
-    start ranks on other nodes themselves.
+    the driver runs in a job of several. By default, a command of another trainer is started once,
+    on this machine, and starts ranks on other nodes itself.
     """
     address: str | None = field(default=None, metadata=_RAY)
     """`ray` only: `auto` (the default), the cluster that this machine is in, or that of
@@ -182,7 +183,7 @@ class DispatchSettings:
     two minutes.
     """
     nodes_per_allocation: int | None = field(default=None, metadata=_REQUESTED)
-    """Nodes of an allocation, by default and at least `cluster.nodes`; with more, and
+    """Nodes of an allocation; `cluster.nodes` is the default and the minimum. With more, and
     `search.parallel_probes` above 1, probes run side by side.
     """
     allocations: int | None = field(default=None, metadata=_REQUESTED)
@@ -214,12 +215,12 @@ class DispatchSettings:
     default 60.
     """
     quarantine_after: int | None = field(default=None, metadata=_DISPATCHED)
-    """A node that lost this many attempts in a row, or on which as many hung, crashed or were held
-    up while others did well, is set aside; by default 2, and never with 0.
+    """A node is set aside after so many lost attempts in a row, or after so many that hung, crashed
+    or were slow there while other nodes did well. By default 2; 0 sets no node aside.
     """
     quarantine_minutes: float | None = field(default=None, metadata=_DISPATCHED)
-    """After this time a node that was set aside is checked, and used again if it is fine; by
-    default 30, and twice as long each further time.
+    """After this time a node that was set aside is checked, and used again if it is fine. By
+    default 30; twice as long each further time.
     """
 
     def __post_init__(self) -> None:
@@ -294,8 +295,8 @@ def require_scheduler(settings: DispatchSettings) -> DispatchSettings:
     Stored campaigns of earlier versions may name one: they are read, and cannot be resumed.
     """
     scheduler = settings.scheduler
-    if scheduler in UNSUITED_SCHEDULERS:
-        raise InvalidInput(f'dispatch.scheduler = "{scheduler}": {UNSUITED_SCHEDULERS[scheduler]}')
+    if scheduler in REFUSED_SCHEDULERS:
+        raise InvalidInput(f'dispatch.scheduler = "{scheduler}": {REFUSED_SCHEDULERS[scheduler]}')
     if scheduler is not None:
         require_one_of("dispatch", "scheduler", scheduler, SCHEDULERS)
     return settings
@@ -331,8 +332,7 @@ class NodeSource:
     by the driver.
 
     `end_s` is when that job ends, by the monotonic clock. `node_resources` is what Ray reserves on
-    each node.
-    Nodes by the names in `excluded` are not wanted, which only Slurm can be told.
+    each node. Nodes with the names in `excluded` should not be used; only Slurm accepts this.
     """
 
     backend: str
