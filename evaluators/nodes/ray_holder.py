@@ -22,6 +22,7 @@ import math
 import os
 import re
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -54,6 +55,8 @@ from frontrunner.evaluators.runs.run_folder import MEETING, STEP
 from frontrunner.spaces.document import write_bytes
 
 POLL_S = 0.05
+BEAT_S = 1.0
+"""Between two signs of life to each agent."""
 EXCHANGE_S = 0.1
 """Between two exchanges of files with a node that does not see the driver's."""
 SAY_S = 20.0
@@ -69,8 +72,8 @@ CONNECT_ERRORS = (RayError, ConnectionError, RuntimeError, ValueError)
 """What connecting to a cluster raises."""
 _REASON = re.compile(r" because |\w+Error: ")
 _NODE_ID = re.compile(r" Node Id: [0-9a-f]+")
-CHUNK_BYTES = 2**24
-"""Of a data file that is sent."""
+CHUNK_BYTES = 2**22
+"""Of a data file that is sent. Through a slow connection (`ray://`) signs of life wait for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +118,6 @@ class RunningStep:
     nodes: list[Node]
     left: set[int] = field(default_factory=set)
     lost: str | None = None
-    beats: int = 0
 
 
 class Holder:
@@ -128,6 +130,8 @@ class Holder:
         self._steps: list[RunningStep] = []
         self._has_begun = False
         self._group: Any = None
+        self._is_closing = threading.Event()
+        self._heart = threading.Thread(target=self._beat, daemon=True)
 
     def connect(self) -> None:
         """Connect to the cluster, or start a local one; raise `Unfit` if that is impossible."""
@@ -154,6 +158,7 @@ class Holder:
         say_s = time.monotonic() + SAY_S
         bundles = [dict(self._order.resources) for _ in self._nodes]
         self._group = placement_group(bundles, strategy="STRICT_SPREAD")
+        self._heart.start()
         while self._receive():
             for node in self._nodes:
                 self._look(node)
@@ -175,6 +180,8 @@ class Holder:
 
     def close(self) -> None:
         """End the agents, and give the nodes back."""
+        self._is_closing.set()
+        self._heart.join()
         agents = [node.agent for node in self._nodes if node.name is not None]
         with contextlib.suppress(RayError):
             ended = [agent.close.remote() for agent in agents]
@@ -201,6 +208,13 @@ class Holder:
 
     # Agents
 
+    def _beat(self) -> None:
+        """Send the agents signs of life, in a thread of its own: sending files takes long."""
+        while not self._is_closing.wait(BEAT_S):
+            for node in self._nodes:
+                if (agent := node.agent) is not None:
+                    agent.beat.remote()
+
     def _look(self, node: Node) -> None:
         now = time.monotonic()
         if node.agent is None:
@@ -220,7 +234,7 @@ class Holder:
     def _enlist(self, node: Node) -> None:
         resources = dict(self._order.resources)
         cpus, gpus = resources.pop("CPU", 0.0), resources.pop("GPU", 0.0)
-        make = ray.remote(concurrency_groups={FILES_GROUP: 1, LIFE_GROUP: 1})(RayAgent)  # type: ignore[call-overload]
+        make = ray.remote(concurrency_groups={FILES_GROUP: 1, LIFE_GROUP: 2})(RayAgent)  # type: ignore[call-overload]
         place = PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=node.index
         )
@@ -332,14 +346,12 @@ class Holder:
             apply_changes(folder, ray.get(node.exchange))
             node.exchange = None
         if node.exchange is None and (at_last or now - node.exchanged_s >= EXCHANGE_S):
-            node.exchanged_s, step.beats = now, step.beats + 1
+            node.exchanged_s = now
             ours = {
                 "cancelled": StepFolder(folder).is_cancelled,
                 "meeting": (folder / MEETING).read_bytes(),
             }
-            node.exchange = node.agent.exchange.remote(
-                str(folder), step.beats, **ours, at_last=at_last
-            )
+            node.exchange = node.agent.exchange.remote(str(folder), **ours, at_last=at_last)
             if at_last:
                 apply_changes(folder, ray.get(node.exchange))
                 node.exchange = None
@@ -356,7 +368,7 @@ class Holder:
                 stored = ray.put(chunk)
                 ray.get([node.agent.receive.remote(path, stored) for node in lacking])
                 for node in self._nodes:
-                    if node.step is not None:  # whose agents end without a heartbeat
+                    if node.step is not None:  # its driver waits for what its ranks report
                         self._look(node)
         return list(ray.get([node.agent.data_here.remote(path, size) for node in nodes]))
 

@@ -137,6 +137,27 @@ def test_a_campaign_loses_nothing_with_a_node_and_its_driver(
     assert not list(tmp_path.glob("frontrunner-runs/tiny/0*/.*")), "no half file"
 
 
+@pytest.mark.parametrize("head", ["lives", "killed"])
+def test_nothing_of_a_killed_driver_is_left_on_any_node(
+    head: str, tmp_path: Path, ray: RayCluster
+) -> None:
+    name = campaign(
+        tmp_path,
+        ray,
+        probe={"measured_steps": 2000},
+        dispatch={"shared_files": False, "resources": {KIND: 1}},  # not on the head
+    )
+    with started("launch", name, cwd=tmp_path) as process:
+        wait_for(lambda: any(steps_written(path) for path in run_folders(tmp_path)))
+        assert len(ray.agents()) == 4, "two agents and their guards"
+        assert len(ray.files()) == 2
+        if head == "killed":
+            ray.kill_head()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    wait_until_none(ray.left, timeout_s=30)  # the other nodes end a minute after their head
+
+
 @contextmanager
 def losing_probes(node: str, ray: RayCluster) -> Iterator[None]:
     """Kill every fork server and every rank that starts on a node; its agent stays."""

@@ -5,6 +5,7 @@ back.
 from __future__ import annotations
 
 import json
+import threading
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,16 @@ def test_a_copy_names_its_own_places(copy: RunFolderCopy) -> None:
     job, step = json.loads((copy.path / "job.json").read_text()), Step.read(copy.path / STEP)
     assert (job["run_folder"], step.run_folder) == (str(copy.path), str(copy.path))
     assert [job["data"]["path"], job["more_data"][0]["path"]] == ["/here/a", "/here/b"]
-    assert Path(step.lifeline).read_text() == "0"
     assert copy.changes(at_last=False) == []
+
+
+def test_a_copy_of_the_drivers_heartbeat_changes_at_each_beat(copy: RunFolderCopy) -> None:
+    lifeline = Path(Step.read(copy.path / STEP).lifeline)
+    beats = [lifeline.read_text()]
+    for _ in range(2):
+        copy.beat()
+        beats.append(lifeline.read_text())
+    assert len(set(beats)) == 3
 
 
 def test_what_a_node_writes_comes_back_once_and_names_the_drivers_folder(
@@ -163,19 +172,24 @@ class FakeAgent:
 
     def __init__(self, *, has_data: bool) -> None:
         self.called: list[str] = []
+        self.heard = threading.Event()
         self._has_data = has_data
 
     def __getattr__(self, name: str) -> Any:
         return type("Method", (), {"remote": lambda *given, **more: self._call(name)})()
 
     def _call(self, name: str) -> Any:
+        if name == "beat":
+            return self.heard.set()
+        if name == "receive":
+            assert self.heard.wait(60), "it would have been ended meanwhile"
         self.called.append(name)
         if name == "data_here":
             return "/there" if self._has_data or "receive" in self.called else None
         return [] if name == "exchange" else "under way"
 
 
-def test_nodes_get_heartbeats_while_a_data_file_is_sent_to_others(
+def test_nodes_exchange_files_and_get_signs_of_life_while_a_data_file_is_sent_to_others(
     driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = tmp_path / "text.bin"
@@ -189,13 +203,16 @@ def test_nodes_get_heartbeats_while_a_data_file_is_sent_to_others(
     monkeypatch.setattr(ray_holder, "is_done", lambda reference: reference == [])
     monkeypatch.setattr(ray_holder, "CHUNK_BYTES", 1)
     monkeypatch.setattr(ray_holder, "EXCHANGE_S", 0.0)
+    monkeypatch.setattr(ray_holder, "BEAT_S", 0.001)
     order = HoldOrder(address="local", nodes=2, resources={}, shares_files=False, visible="")
     holder = Holder(order, Pipe()[0])
     first, second = agents = [FakeAgent(has_data=has_data) for has_data in (True, False)]
     for node, agent in zip(holder._nodes, agents, strict=True):
         node.agent, node.name, node.life = agent, f"n{node.index}", "lives"
+    holder._heart.start()
     holder._start(driver / STEP, 1)
     holder._start(driver / STEP, 1)
+    assert first.heard.wait(60)
     assert second.called.count("receive") == 10
     assert first.called.count("exchange") == 10
     assert [step.nodes for step in holder._steps] == [[node] for node in holder._nodes]
