@@ -8,6 +8,7 @@ import itertools
 import os
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,20 @@ class CampaignSession:
         seconds = self.budget.charge(ahead_s=ahead_s)
         if seconds:
             self.writer.add_driver_seconds(seconds)
+
+    def finished(self, timeout_s: float) -> list[Finished]:
+        """Return the probes that have ended, waiting up to `timeout_s` for the first.
+
+        While all that was started waits for requested nodes, this is not charged as driving.
+        """
+        attempts = self.running.values()
+        is_charged = (
+            not attempts
+            or self.evaluator.measures_here
+            or any(attempt.held_since_s is not None for attempt in attempts)
+        )
+        with nullcontext() if is_charged else self.budget.free_of_charge():
+            return self.evaluator.finished(timeout_s)
 
     def close(self, state: CampaignState, reason: str) -> None:
         """Charge the rest of the time, record overtime, and release the lease."""
