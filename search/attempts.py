@@ -31,7 +31,7 @@ from frontrunner.results.records import USER, Attempt, Campaign, Trial, timestam
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.search.budget import BudgetTracker
-from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.search.campaign_setup import LAUNCHED, RESUMED, stored_spec
 from frontrunner.search.listener import Listener, View
 from frontrunner.search.recovery import describe_attempt, describe_campaign
 from frontrunner.search.running_attempt import RunningAttempt
@@ -207,7 +207,7 @@ class CampaignSession:
         self.writer.set_state(CampaignState.RUNNING, reason="")
         describe_campaign(self._spec.run_folder, self._store.campaign(self._campaign.name))
         lease = self._lease
-        kind = "measuring" if asked else "launched" if lease.epoch == 1 else "resumed"
+        kind = "measuring" if asked else LAUNCHED if lease.epoch == 1 else RESUMED
         by: Any = {"driver": f"{lease.host}:{lease.pid}", USER: acting_user()}
         self.writer.event(kind, **by, **({"recipes": asked} if asked else {}))
         data = training_data(self._spec.data) if self._spec.evaluator_kind.trains else ()

@@ -295,6 +295,26 @@ def test_a_replay_goes_on_after_its_node_is_lost(tmp_path: Path, ray: RayCluster
     assert result["resumed_step"] > 0
 
 
+def test_resume_looks_for_ray_only_where_something_is_left_to_run(tmp_path: Path) -> None:
+    with ray_cluster(1) as ray:
+        name = campaign(
+            tmp_path,
+            ray,
+            cluster={"nodes": 1},
+            space=SPACE | {"devices": [1]},
+            budget={"probes": 1},
+        )
+        launched = frontrunner("launch", name, "--json", cwd=tmp_path)
+        assert launched.returncode == 0, launched.stderr
+    resumed = frontrunner("resume", "--json", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["reason"] == json.loads(launched.stdout)["reason"]
+    for arguments in (["--probes", "2"], []):
+        refused = frontrunner("resume", *arguments, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert f'dispatch.address = "{ray.address}": expected' in refused.stderr
+
+
 @pytest.mark.parametrize("address", ["127.0.0.2:9", "auto"])
 def test_a_cluster_that_is_not_there_is_named_before_anything_is_written(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,7 @@ from frontrunner.results.process_identity import acting_user, this_host
 from frontrunner.results.records import Attempt, Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store, open_store
+from frontrunner.search import campaign_setup as setup
 from frontrunner.search import job_time, tried
 from frontrunner.search.attempts import MAX_ATTEMPTS
 from frontrunner.search.listener import Ended, Listener, View
@@ -609,3 +610,34 @@ def test_driver_stops_when_its_store_s_file_is_gone(
     assert stopped.value.exit_code == 4
     assert f"frontrunner store recover {spec.run_folder}" in (stopped.value.hint or "")
     assert len(recorder.endings) == 1, "nothing is acknowledged afterwards"
+
+
+def test_a_finished_campaign_is_over_until_a_changed_budget_or_a_trial_gives_it_something_to_run(
+    campaigns: Campaigns,
+) -> None:
+    store = campaigns.store
+    created, _ = campaigns.create(budget={"probes": 2})
+
+    def is_over() -> bool:
+        record = store.campaign(created.name)
+        return setup.is_over(store, record, setup.stored_spec(record))
+
+    def drive() -> None:
+        record = store.campaign(created.name)
+        campaigns.driver(record, setup.stored_spec(record)).run()
+
+    assert not is_over()
+    drive()
+    assert is_over(), "its budget is used up"
+    setup.change_budget(store, store.campaign(created.name), {"probes": 99})
+    assert not is_over()
+    drive()
+    assert is_over(), "every recipe has been tried"
+    writer = store.drive(store.acquire_lease(created.id, host=this_host(), pid=os.getpid()))
+    writer.repeat(store.trials(created.id)[0])
+    writer.release(CampaignState.FINISHED, reason="")
+    assert not is_over()
+    drive()
+    assert is_over()
+    campaigns.stopped_at_once(store.campaign(created.name), setup.stored_spec(created))
+    assert not is_over(), "it was stopped"
