@@ -27,6 +27,7 @@ import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 from uuid import uuid4
 
@@ -70,8 +71,18 @@ with them.
 """
 CONNECT_ERRORS = (RayError, ConnectionError, RuntimeError, ValueError)
 """What connecting to a cluster raises."""
+MOST_CHARACTERS = 300
+"""Of an error's text."""
 _REASON = re.compile(r" because |\w+Error: ")
-_NODE_ID = re.compile(r" Node Id: [0-9a-f]+")
+_UNTOLD = re.compile(
+    r"^The actor \w+ is unavailable: "
+    r"| Node Id: [0-9a-f]+"
+    r"|,? ?\b\w+_id=[0-9a-f]{16,}"
+    r"| \b[0-9a-f]{16,}\b"
+    r"| Some common causes include: .*"
+    r"| The task may or may not have been executed on the actor\."
+)
+"""What Ray's errors say beside the cause: ids, repetitions and guesses."""
 CHUNK_BYTES = 2**22
 """Of a data file that is sent. Through a slow connection (`ray://`) signs of life wait for it."""
 
@@ -407,7 +418,7 @@ def brief(error: BaseException) -> str:
     ]
     reasons = [number for number, line in enumerate(lines) if _REASON.search(line)]
     told = lines[reasons[-1] : reasons[-1] + 2] if reasons else lines[:1]
-    return " ".join(_NODE_ID.sub("", " ".join(told)).split())[:300]
+    return shorten(_UNTOLD.sub("", " ".join(told)), MOST_CHARACTERS, placeholder=" ...")
 
 
 def main() -> None:

@@ -117,7 +117,24 @@ RAY_ERRORS = {
         "The actor died because its node has died. the actor's node was terminated unexpectedly:"
         " health check failed due to missing too many heartbeats"
     ),
-    "The actor 41e1 is unavailable: Socket closed": "The actor 41e1 is unavailable: Socket closed",
+    "The actor 48bccba605dbc733c998d53902000000 is unavailable: The actor is temporarily "
+    "unavailable: RpcError: RPC error: Socket closed rpc_code: 14. The task may or may not have "
+    "been executed on the actor.": (
+        "The actor is temporarily unavailable: RpcError: RPC error: Socket closed rpc_code: 14."
+    ),
+    "The actor died unexpectedly before finishing this task.\n\tclass_name: RayAgent\n\tactor_id: "
+    "6a59bf8ef6b7d63e7fb286e401000000\n\tpid: 7\nThe actor is dead because its worker process has "
+    "died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a "
+    "connection error code 2. End of file. Some common causes include: (1) the process was killed "
+    "by the OOM killer due to high memory usage, (2) ray stop --force was called, or (3) the "
+    "worker crashed unexpectedly due to SIGSEGV or another unexpected error.": (
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR"
+        " Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of"
+        " file."
+    ),
+    "No such object 6a59bf8ef6b7d63e7fb286e401000000 here (pid=1, actor_id=6a59bf8ef6b7d63e7f)": (
+        "No such object here (pid=1)"
+    ),
     "ray::RayAgent.__init__()\n  File x\nModuleNotFoundError: No module named 'frontrunner'": (
         "ModuleNotFoundError: No module named 'frontrunner'"
     ),
@@ -127,6 +144,12 @@ RAY_ERRORS = {
 @pytest.mark.parametrize("text", RAY_ERRORS)
 def test_an_error_of_ray_is_one_line_without_ids(text: str) -> None:
     assert brief(Exception(text)) == RAY_ERRORS[text]
+
+
+def test_a_long_error_of_ray_ends_after_a_whole_word() -> None:
+    told = brief(Exception("The actor died because " + 100 * "unavailability "))
+    assert 280 < len(told) <= 300
+    assert told.endswith("unavailability ...")
 
 
 def test_an_error_of_ray_is_that_of_its_first_cause() -> None:
