@@ -24,13 +24,16 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from frontrunner.evaluators.nodes.child_processes import Orphans
-from frontrunner.spaces.errors import NodesUnavailable
+import psutil
+
+from frontrunner.evaluators.nodes.child_processes import DRIVER_TAG, END_S, find_orphans
 
 PROGRAM = "frontrunner.evaluators.nodes.ray_guard"
 PREFIX = "frontrunner-ray-"
 """Beginning of the name of an agent's folder; the agent's process id follows."""
 POLL_S = 0.1
+GRACE_S = 2.0
+"""How long what the agent has started may take to end by itself."""
 
 
 def start_guard(agent: int, silence_s: float) -> tuple[IO[bytes], Path]:
@@ -62,11 +65,32 @@ def main() -> None:
         pass
     with contextlib.suppress(ProcessLookupError):
         os.kill(agent, signal.SIGKILL)
-    with contextlib.suppress(NodesUnavailable):  # the next agent on this node reports it
-        orphans = Orphans()
-        while not orphans.have_ended():
-            time.sleep(POLL_S)
+    _end_orphans(agent)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_orphans(agent: int) -> None:
+    """Wait until all that the agent has started has ended, and kill what is left after `GRACE_S`.
+
+    The next agent on this node reports processes that cannot be killed.
+    """
+    began_s = time.monotonic()
+    while left := [process for process in find_orphans() if _driver_of(process) == str(agent)]:
+        waited_s = time.monotonic() - began_s
+        if waited_s > GRACE_S:
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        if waited_s > GRACE_S + END_S:
+            return
+        time.sleep(POLL_S)
+
+
+def _driver_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(DRIVER_TAG)
+    except psutil.Error:
+        return None
 
 
 if __name__ == "__main__":
