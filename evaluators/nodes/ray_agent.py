@@ -144,16 +144,18 @@ class RunFolderCopy:
         self._known[path.name] = now
         content = path.read_bytes()
         if path.suffix == ".json":
-            ours, theirs = (
-                json.dumps(path).encode()[1:-1] for path in (str(self.path), self._original)
-            )
-            content = content.replace(ours, theirs)
+            content = content.replace(_in_json(str(self.path)), _in_json(self._original))
         return [(path.name, None, content)] if content else []
 
     @staticmethod
     def _state(path: Path) -> tuple[int, int]:
         found = path.stat()
         return found.st_size, found.st_mtime_ns
+
+
+def _in_json(text: str) -> bytes:
+    """Return a text as it is written within a JSON string."""
+    return json.dumps(text).encode()[1:-1]
 
 
 class RayAgent:

@@ -146,12 +146,13 @@ class Holder:
 
     def connect(self) -> None:
         """Connect to the cluster, or start a local one; raise `Unfit` if that is impossible."""
-        address, local = self._order.address, dict[str, Any]()
+        address = self._order.address
         if (why := why_unreachable(address)) is not None:
             raise Unfit(why)
+        local: dict[str, Any] = {}
         if address == RAY_LOCAL:
-            cpus = {"num_cpus": max(os.cpu_count() or 1, int(self._order.resources.get("CPU", 0)))}
-            local = {"include_dashboard": False, **cpus}
+            cpus = max(os.cpu_count() or 1, int(self._order.resources.get("CPU", 0)))
+            local = {"include_dashboard": False, "num_cpus": cpus}
         try:
             ray.init(
                 address,
@@ -269,24 +270,19 @@ class Holder:
             )
             return
         node.life = node.agent.live.remote()
-        name, others = (
-            node_name(found["host"], found["node_id"]),
-            {one.name for one in self._nodes if one is not node},
-        )
-        node.name = (
-            f"{name}-{found['node_id'][:8]}" if name in others else name
-        )  # pods of one machine
         node.failures = 0
-        ours, theirs = own_versions(), found["versions"]
-        for package in ours:
-            if theirs.get(package) != ours[package]:
-                both = (
-                    f"{package} {theirs.get(package, 'is missing')}, and the driver {ours[package]}"
-                )
-                raise Unfit(f"node {node.name} has {both}: install the same version")
+        name = node_name(found["host"], found["node_id"])
+        if any(other.name == name for other in self._nodes):  # pods of one machine
+            name = f"{name}-{found['node_id'][:8]}"
+        node.name = name
+        for package, ours in own_versions().items():
+            theirs = found["versions"].get(package, "is missing")
+            if theirs != ours:
+                both = f"{package} {theirs}, and the driver {ours}"
+                raise Unfit(f"node {name} has {both}: install the same version")
         if self._order.shares_files and not found["sees_files"]:
             raise Unfit(
-                f"node {node.name} does not see {self._order.visible}: name a shared folder in"
+                f"node {name} does not see {self._order.visible}: name a shared folder in"
                 " store.run_folder, or set dispatch.shared_files = false"
             )
         self._report_nodes()
@@ -320,13 +316,14 @@ class Holder:
         free = [node for node in self._nodes if node.name is not None and node.step is None]
         if hosts := (read_json(path) or {}).get("hosts"):  # a step that names its nodes
             free = [node for name in hosts for node in free if node.name == name]
-        free = free[:count]
-        step = RunningStep(path=path, nodes=free)
         if len(free) < count:
             why = f"{count} nodes are needed, and {len(free)} are left"
             self._report(ended=str(path), lost=why)
             return
-        sent, data = None, dict[str, list[str]]()
+        free = free[:count]
+        step = RunningStep(path=path, nodes=free)
+        sent = None
+        data: dict[str, list[str]] = {}
         if not self._order.shares_files:
             try:
                 sent = {name: (path.parent / name).read_bytes() for name in (STEP, "job.json")}
@@ -352,20 +349,24 @@ class Holder:
 
     def _exchange(self, node: Node, step: RunningStep, *, at_last: bool) -> None:
         """Exchange files with a node: every `EXCHANGE_S`, and once its part has ended."""
-        now, folder = time.monotonic(), step.path.parent
-        if node.exchange is not None and (at_last or is_done(node.exchange)):
+        folder = step.path.parent
+        if node.exchange is not None:
+            if not at_last and not is_done(node.exchange):
+                return
             apply_changes(folder, ray.get(node.exchange))
             node.exchange = None
-        if node.exchange is None and (at_last or now - node.exchanged_s >= EXCHANGE_S):
-            node.exchanged_s = now
-            ours = {
-                "cancelled": StepFolder(folder).is_cancelled,
-                "meeting": (folder / MEETING).read_bytes(),
-            }
-            node.exchange = node.agent.exchange.remote(str(folder), **ours, at_last=at_last)
-            if at_last:
-                apply_changes(folder, ray.get(node.exchange))
-                node.exchange = None
+        if not at_last and time.monotonic() - node.exchanged_s < EXCHANGE_S:
+            return
+        node.exchanged_s = time.monotonic()
+        node.exchange = node.agent.exchange.remote(
+            str(folder),
+            cancelled=StepFolder(folder).is_cancelled,
+            meeting=(folder / MEETING).read_bytes(),
+            at_last=at_last,
+        )
+        if at_last:
+            apply_changes(folder, ray.get(node.exchange))
+            node.exchange = None
 
     def _send_data(self, path: str, nodes: list[Node]) -> list[str]:
         """Return where each node has a data file, which is sent to those that lack it."""
