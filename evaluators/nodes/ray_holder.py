@@ -225,7 +225,8 @@ class Holder:
         while not self._is_closing.wait(BEAT_S):
             for node in self._nodes:
                 if (agent := node.agent) is not None:
-                    agent.beat.remote()
+                    with contextlib.suppress(Exception):  # `serve` meets it too, and handles it
+                        agent.beat.remote()
 
     def _look(self, node: Node) -> None:
         now = time.monotonic()
