@@ -8,6 +8,7 @@ import itertools
 import os
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from frontrunner.results.records import USER, Attempt, Campaign, Trial, timestam
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store
 from frontrunner.search.budget import BudgetTracker
-from frontrunner.search.campaign_setup import stored_spec
+from frontrunner.search.campaign_setup import LAUNCHED, RESUMED, stored_spec
 from frontrunner.search.listener import Listener, View
 from frontrunner.search.recovery import describe_attempt, describe_campaign
 from frontrunner.search.running_attempt import RunningAttempt
@@ -206,7 +207,7 @@ class CampaignSession:
         self.writer.set_state(CampaignState.RUNNING, reason="")
         describe_campaign(self._spec.run_folder, self._store.campaign(self._campaign.name))
         lease = self._lease
-        kind = "measuring" if asked else "launched" if lease.epoch == 1 else "resumed"
+        kind = "measuring" if asked else LAUNCHED if lease.epoch == 1 else RESUMED
         by: Any = {"driver": f"{lease.host}:{lease.pid}", USER: acting_user()}
         self.writer.event(kind, **by, **({"recipes": asked} if asked else {}))
         data = training_data(self._spec.data) if self._spec.evaluator_kind.trains else ()
@@ -229,6 +230,20 @@ class CampaignSession:
         seconds = self.budget.charge(ahead_s=ahead_s)
         if seconds:
             self.writer.add_driver_seconds(seconds)
+
+    def finished(self, timeout_s: float) -> list[Finished]:
+        """Return the probes that have ended, waiting up to `timeout_s` for the first.
+
+        While all that was started waits for requested nodes, this is not charged as driving.
+        """
+        attempts = self.running.values()
+        is_charged = (
+            not attempts
+            or self.evaluator.measures_here
+            or any(attempt.held_since_s is not None for attempt in attempts)
+        )
+        with nullcontext() if is_charged else self.budget.free_of_charge():
+            return self.evaluator.finished(timeout_s)
 
     def close(self, state: CampaignState, reason: str) -> None:
         """Charge the rest of the time, record overtime, and release the lease."""

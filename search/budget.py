@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from frontrunner.search.running_attempt import RunningAttempt
@@ -120,7 +121,7 @@ class BudgetTracker:
         """
         self.probes, self.node_seconds = 0, node_seconds
         self._nodes, self._price_per_s = nodes, (price_per_node_hour or 0.0) / 3600
-        self._earlier_s, self._charged_s = driver_seconds, 0.0
+        self._earlier_s, self._charged_s, self._free_s = driver_seconds, 0.0, 0.0
         self._began_s = self._last_charge_s = time.monotonic()
         self.change(budget)
 
@@ -142,8 +143,17 @@ class BudgetTracker:
         """Return the budget's limits with what is used of each, counting what runs."""
         return self.spent(running).limits(self._budget)
 
+    @contextmanager
+    def free_of_charge(self) -> Iterator[None]:
+        """Do not count the time in this context as driving."""
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._free_s += time.monotonic() - began_s
+
     def _driven_s(self) -> float:
-        return min(time.monotonic() - self._began_s, self._chargeable_s)
+        return time.monotonic() - self._began_s - self._free_s
 
     @property
     def uncharged_s(self) -> float:
@@ -155,11 +165,7 @@ class BudgetTracker:
         """Seconds driven beyond a hard budget of minutes: the driver stood still, or ending probes
         took too long.
         """
-        return (
-            max(0.0, time.monotonic() - self._began_s - self._chargeable_s)
-            if self._may_begin
-            else 0.0
-        )
+        return max(0.0, self._driven_s() - self._chargeable_s) if self._may_begin else 0.0
 
     def charge(self, *, ahead_s: float = 0.0) -> float:
         """Return the seconds of driving since the last charge, which count as charged from now on;
@@ -169,7 +175,7 @@ class BudgetTracker:
         What was charged in advance is given back by a smaller charge, which may be negative.
         """
         self._last_charge_s = time.monotonic()
-        driven_s = self._last_charge_s - self._began_s + (ahead_s if self._is_hard else 0.0)
+        driven_s = self._driven_s() + (ahead_s if self._is_hard else 0.0)
         seconds = min(driven_s, self._chargeable_s) - self._charged_s
         self._charged_s += seconds
         return seconds
@@ -183,7 +189,7 @@ class BudgetTracker:
         node_seconds = self.node_seconds + held
         return Spent(
             probes=self.probes,
-            driver_seconds=self._earlier_s + self._driven_s(),
+            driver_seconds=self._earlier_s + min(self._driven_s(), self._chargeable_s),
             node_seconds=node_seconds,
             cost=node_seconds * self._price_per_s,
         )

@@ -18,6 +18,7 @@ from frontrunner.results.records import (
     SEVERAL_NODE_TYPES,
     Campaign,
 )
+from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.search.budget import Limit, Spent
 from frontrunner.search.spec import Budget, CampaignSpec
 from frontrunner.spaces.batches import useful_batch
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 PRICED = ("devices_per_node", "price_per_node_hour")
 BUDGET, BEFORE = "budget", "_before"
 """Event of a changed budget, and the end of the keys of what its limits were before."""
+DRIVER_EVENTS = LAUNCHED, RESUMED = "launched", "resumed"
+"""Events of the begin of a campaign's first driver, and of each later one."""
 FIGURES = {"simulated": "simulated", "imported": "imported", "table": "imported"}
 
 
@@ -63,15 +66,19 @@ def runnable(spec: CampaignSpec) -> Survey:
     return surveyed
 
 
-def prepare(spec: CampaignSpec, surveyed: Survey | None = None) -> None:
-    """Raise `InvalidInput` if the campaign's probes cannot run on this machine."""
+def prepare(
+    spec: CampaignSpec, surveyed: Survey | None = None, *, needs_nodes: bool = True
+) -> None:
+    """Raise `InvalidInput` if the campaign's probes cannot run on this machine, or if Ray is not
+    there. Without `needs_nodes` Ray is not looked for.
+    """
     recipes = (surveyed or spec.survey()).recipes
     if spec.evaluator_kind.trains:
         _prepare_probes(spec, recipes)
     elif recipes:
         spec.check_commands(recipes[0])
     backend = spec.dispatch.backend
-    if spec.evaluator_kind.uses_nodes and backend in BACKENDS:
+    if needs_nodes and spec.evaluator_kind.uses_nodes and backend in BACKENDS:
         backend_of(backend).check(spec.dispatch)
 
 
@@ -161,6 +168,22 @@ def launched_budget(store: Store, record: Campaign) -> Budget:
         }
         budget = replace(budget, **was)  # type: ignore[arg-type]
     return budget
+
+
+def is_over(store: Store, record: Campaign, spec: CampaignSpec) -> bool:
+    """Return whether a stored campaign has finished and has nothing left to run.
+
+    A change of its budget or a trial that waits for another attempt may give it something.
+    """
+    if record.state is not CampaignState.FINISHED:
+        return False
+    if spent_of(store, record, spec).exhausted(spec.budget) is not None:
+        return True
+    drivers = [event.id for kind in DRIVER_EVENTS for event in store.events(record.id, kind=kind)]
+    last_driver = max(drivers, default=0)
+    if store.events(record.id, after=last_driver, kind=BUDGET):
+        return False
+    return all(trial.state is not TrialState.QUEUED for trial in store.trials(record.id))
 
 
 def budget_used(store: Store, record: Campaign) -> tuple[Limit, ...]:

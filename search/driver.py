@@ -225,7 +225,7 @@ class Driver:
             ):  # also where all that is left of the campaign runs already
                 return self._end_of_job("its job ends, and cuts off what runs")
             session.settle_nodes()
-            for finished in session.evaluator.finished(TICK_S):
+            for finished in session.finished(TICK_S):
                 self._conclude(finished)
             session.keep()
             session.refresh_view()

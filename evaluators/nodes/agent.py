@@ -41,7 +41,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from frontrunner.evaluators.nodes.child_processes import kernel_oom_kills
+from frontrunner.evaluators.nodes.child_processes import ENDING_SIGNALS, kernel_oom_kills
 from frontrunner.evaluators.nodes.environment import launched_rank
 from frontrunner.evaluators.nodes.fork_server import (
     ForkClient,
@@ -78,7 +78,6 @@ CLOCK_SKEW_S = 3600.0
 """A step whose deadline passed longer ago than this is over; allows for clocks of this host and the
 file server that differ.
 """
-ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)

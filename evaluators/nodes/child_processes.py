@@ -39,6 +39,7 @@ TAGS = (DRIVER_TAG, HOST_TAG, FOLDER_TAG)
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 POLL_S = 0.05
 PEER_GRACE_S = 2.0
 """How long the other ranks may go on after one has failed, to write what they know."""

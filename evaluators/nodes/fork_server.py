@@ -289,6 +289,9 @@ class ForkServer:
         """Serve until the pipe closes, then kill every rank that is left."""
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
+        # A batch system sends signals to all processes of a job: what they mean is for the starter.
+        for number in processes.ENDING_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         # A handler must exist for the wake-up byte to be written.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write)
@@ -410,7 +413,8 @@ class ForkServer:
         try:
             os.setsid()  # a process group of its own, with which whatever it starts is killed
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for ignored in (signal.SIGCHLD, *processes.ENDING_SIGNALS):
+                signal.signal(ignored, signal.SIG_DFL)
             nothing = os.open(os.devnull, os.O_RDONLY)
             for target, source in ((0, nothing), (1, output.writer), (2, output.writer)):
                 os.dup2(source, target)

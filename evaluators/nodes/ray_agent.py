@@ -3,6 +3,9 @@ fork servers.
 
 Ray pickles its calls: what crosses them is text, numbers and bytes. Where the node does not see the
 driver's files the actor works on a copy of the run folder, and `exchange` passes on what changes.
+
+The holder calls `beat` as a sign of life. A guard process ends an actor that gets none, and removes
+its folder: see `ray_guard.py`.
 """
 
 from __future__ import annotations
@@ -13,8 +16,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,6 +30,7 @@ import ray
 from frontrunner.evaluators.nodes.agent import AGENT, ProgramAgent, Step, StepFolder, agent_of
 from frontrunner.evaluators.nodes.child_processes import Orphans
 from frontrunner.evaluators.nodes.fork_server import ForkClient
+from frontrunner.evaluators.nodes.ray_guard import PREFIX, start_guard
 from frontrunner.evaluators.runs.files import write_json
 from frontrunner.evaluators.runs.run_folder import CANCEL, MEETING, STEP, UNFINISHED
 from frontrunner.spaces.document import write_bytes
@@ -36,16 +38,12 @@ from frontrunner.spaces.document import write_bytes
 POLL_S = 0.1
 FILES_GROUP = "files"
 LIFE_GROUP = "life"
-"""Concurrency groups: of the calls that must not wait for a step, and of the one that ends with the
-actor.
+"""Concurrency groups of the calls that must not wait for a step: those that pass on files, and
+those that show that the actor or its holder lives.
 """
-_PREFIX = "frontrunner-ray-"
-_SWEEP = (
-    "import shutil, sys, time; sys.stdin.read(); time.sleep(2); shutil.rmtree(sys.argv[1],"
-    " ignore_errors=True)"
-)
-"""Program that removes a folder once its stdin closes, as the actor ends, and ranks have ended with
-it.
+SILENCE_S = 5.0
+"""An actor that has not heard from its holder for this long is ended. A cluster that has lost its
+head does not end it.
 """
 _GROWING = (".log", ".jsonl")
 
@@ -83,6 +81,7 @@ class RunFolderCopy:
         self.path = path
         self._original = original
         self._known: dict[str, tuple[int, int]] = {}
+        self._beats = 0
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
         StepFolder(path).prepare(json.loads(sent[STEP])["nodes"])
@@ -95,16 +94,17 @@ class RunFolderCopy:
                 file["path"] = data[file["path"]]
             write_json(path / name, table)
             self._known[name] = self._state(path / name)
-        self.beat(0)
+        self.beat()
 
     @property
     def lifeline(self) -> Path:
         """The copy of the driver's heartbeat file."""
         return self.path.with_name(f"{self.path.name}.lifeline")
 
-    def beat(self, count: int) -> None:
+    def beat(self) -> None:
         """Pass on the driver's sign of life."""
-        self.lifeline.write_text(str(count), encoding="ascii")
+        self._beats += 1
+        self.lifeline.write_text(str(self._beats), encoding="ascii")
 
     def put(self, name: str, content: bytes) -> None:
         """Take over a file of the driver's folder."""
@@ -144,10 +144,7 @@ class RunFolderCopy:
         self._known[path.name] = now
         content = path.read_bytes()
         if path.suffix == ".json":
-            ours, theirs = (
-                json.dumps(path).encode()[1:-1] for path in (str(self.path), self._original)
-            )
-            content = content.replace(ours, theirs)
+            content = content.replace(_in_json(str(self.path)), _in_json(self._original))
         return [(path.name, None, content)] if content else []
 
     @staticmethod
@@ -156,15 +153,18 @@ class RunFolderCopy:
         return found.st_size, found.st_mtime_ns
 
 
+def _in_json(text: str) -> bytes:
+    """Return a text as it is written within a JSON string."""
+    return json.dumps(text).encode()[1:-1]
+
+
 class RayAgent:
     """The actor: `run` runs a step's part of the node to its end, other calls do not wait for
     it.
     """
 
     def __init__(self) -> None:
-        self._root = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
-        sweep = [sys.executable, "-I", "-c", _SWEEP, str(self._root)]
-        self._sweeper = subprocess.Popen(sweep, stdin=subprocess.PIPE, start_new_session=True)
+        self._guard, self._root = start_guard(os.getpid(), SILENCE_S)
         self._servers: dict[str, ForkClient] = {}
         self._copy: RunFolderCopy | None = None
 
@@ -173,8 +173,8 @@ class RayAgent:
         orphans = Orphans()
         while not orphans.have_ended():
             time.sleep(POLL_S)
-        for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-            pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            pid = folder.name.removeprefix(PREFIX).partition("-")[0]
             if pid.isdecimal() and not psutil.pid_exists(int(pid)):
                 shutil.rmtree(folder, ignore_errors=True)
         return {
@@ -188,6 +188,16 @@ class RayAgent:
     def live(self) -> None:
         """Return never: the call fails when Ray has lost this actor."""
         threading.Event().wait()
+
+    @ray.method(concurrency_group=LIFE_GROUP)
+    def beat(self) -> None:
+        """Take note that the holder lives; end this actor if its guard does not."""
+        try:
+            self._guard.write(b".")
+        except BrokenPipeError:
+            os._exit(1)
+        if self._copy is not None:
+            self._copy.beat()
 
     def data_here(self, path: str, size_bytes: int) -> str | None:
         """Return where a data file is on this node; None if it has to be sent."""
@@ -247,13 +257,12 @@ class RayAgent:
 
     @ray.method(concurrency_group=FILES_GROUP)  # type: ignore[arg-type]
     def exchange(
-        self, folder: str, beat: int, *, cancelled: bool, meeting: bytes, at_last: bool
+        self, folder: str, *, cancelled: bool, meeting: bytes, at_last: bool
     ) -> list[Change]:
         """Pass on the driver's part of a run folder, and return what has changed in this node's."""
         copy = self._copy
         if copy is None or copy.path.name != Path(folder).name:
             return []
-        copy.beat(beat)
         if cancelled:
             StepFolder(copy.path).cancel()
         if meeting:
@@ -262,7 +271,7 @@ class RayAgent:
 
     @ray.method(concurrency_group=FILES_GROUP)
     def close(self) -> None:
-        """End the fork servers, and remove this agent's files."""
+        """End the fork servers, and have the guard end this actor and remove its files."""
         for server in self._servers.values():
             server.close()
-        shutil.rmtree(self._root, ignore_errors=True)
+        self._guard.close()

@@ -22,10 +22,12 @@ import math
 import os
 import re
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 from uuid import uuid4
 
@@ -54,6 +56,8 @@ from frontrunner.evaluators.runs.run_folder import MEETING, STEP
 from frontrunner.spaces.document import write_bytes
 
 POLL_S = 0.05
+BEAT_S = 1.0
+"""Between two signs of life to each agent."""
 EXCHANGE_S = 0.1
 """Between two exchanges of files with a node that does not see the driver's."""
 SAY_S = 20.0
@@ -67,10 +71,20 @@ with them.
 """
 CONNECT_ERRORS = (RayError, ConnectionError, RuntimeError, ValueError)
 """What connecting to a cluster raises."""
+MOST_CHARACTERS = 300
+"""Of an error's text."""
 _REASON = re.compile(r" because |\w+Error: ")
-_NODE_ID = re.compile(r" Node Id: [0-9a-f]+")
-CHUNK_BYTES = 2**24
-"""Of a data file that is sent."""
+_UNTOLD = re.compile(
+    r"^The actor \w+ is unavailable: "
+    r"| Node Id: [0-9a-f]+"
+    r"|,? ?\b\w+_id=[0-9a-f]{16,}"
+    r"| \b[0-9a-f]{16,}\b"
+    r"| Some common causes include: .*"
+    r"| The task may or may not have been executed on the actor\."
+)
+"""What Ray's errors say beside the cause: ids, repetitions and guesses."""
+CHUNK_BYTES = 2**22
+"""Of a data file that is sent. Through a slow connection (`ray://`) signs of life wait for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +129,6 @@ class RunningStep:
     nodes: list[Node]
     left: set[int] = field(default_factory=set)
     lost: str | None = None
-    beats: int = 0
 
 
 class Holder:
@@ -128,15 +141,18 @@ class Holder:
         self._steps: list[RunningStep] = []
         self._has_begun = False
         self._group: Any = None
+        self._is_closing = threading.Event()
+        self._heart = threading.Thread(target=self._beat, daemon=True)
 
     def connect(self) -> None:
         """Connect to the cluster, or start a local one; raise `Unfit` if that is impossible."""
-        address, local = self._order.address, dict[str, Any]()
+        address = self._order.address
         if (why := why_unreachable(address)) is not None:
             raise Unfit(why)
+        local: dict[str, Any] = {}
         if address == RAY_LOCAL:
-            cpus = {"num_cpus": max(os.cpu_count() or 1, int(self._order.resources.get("CPU", 0)))}
-            local = {"include_dashboard": False, **cpus}
+            cpus = max(os.cpu_count() or 1, int(self._order.resources.get("CPU", 0)))
+            local = {"include_dashboard": False, "num_cpus": cpus}
         try:
             ray.init(
                 address,
@@ -154,6 +170,7 @@ class Holder:
         say_s = time.monotonic() + SAY_S
         bundles = [dict(self._order.resources) for _ in self._nodes]
         self._group = placement_group(bundles, strategy="STRICT_SPREAD")
+        self._heart.start()
         while self._receive():
             for node in self._nodes:
                 self._look(node)
@@ -175,6 +192,8 @@ class Holder:
 
     def close(self) -> None:
         """End the agents, and give the nodes back."""
+        self._is_closing.set()
+        self._heart.join()
         agents = [node.agent for node in self._nodes if node.name is not None]
         with contextlib.suppress(RayError):
             ended = [agent.close.remote() for agent in agents]
@@ -201,6 +220,14 @@ class Holder:
 
     # Agents
 
+    def _beat(self) -> None:
+        """Send the agents signs of life, in a thread of its own: sending files takes long."""
+        while not self._is_closing.wait(BEAT_S):
+            for node in self._nodes:
+                if (agent := node.agent) is not None:
+                    with contextlib.suppress(Exception):  # `serve` meets it too, and handles it
+                        agent.beat.remote()
+
     def _look(self, node: Node) -> None:
         now = time.monotonic()
         if node.agent is None:
@@ -220,7 +247,7 @@ class Holder:
     def _enlist(self, node: Node) -> None:
         resources = dict(self._order.resources)
         cpus, gpus = resources.pop("CPU", 0.0), resources.pop("GPU", 0.0)
-        make = ray.remote(concurrency_groups={FILES_GROUP: 1, LIFE_GROUP: 1})(RayAgent)  # type: ignore[call-overload]
+        make = ray.remote(concurrency_groups={FILES_GROUP: 1, LIFE_GROUP: 2})(RayAgent)  # type: ignore[call-overload]
         place = PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=node.index
         )
@@ -244,24 +271,19 @@ class Holder:
             )
             return
         node.life = node.agent.live.remote()
-        name, others = (
-            node_name(found["host"], found["node_id"]),
-            {one.name for one in self._nodes if one is not node},
-        )
-        node.name = (
-            f"{name}-{found['node_id'][:8]}" if name in others else name
-        )  # pods of one machine
         node.failures = 0
-        ours, theirs = own_versions(), found["versions"]
-        for package in ours:
-            if theirs.get(package) != ours[package]:
-                both = (
-                    f"{package} {theirs.get(package, 'is missing')}, and the driver {ours[package]}"
-                )
-                raise Unfit(f"node {node.name} has {both}: install the same version")
+        name = node_name(found["host"], found["node_id"])
+        if any(other.name == name for other in self._nodes):  # pods of one machine
+            name = f"{name}-{found['node_id'][:8]}"
+        node.name = name
+        for package, ours in own_versions().items():
+            theirs = found["versions"].get(package, "is missing")
+            if theirs != ours:
+                both = f"{package} {theirs}, and the driver {ours}"
+                raise Unfit(f"node {name} has {both}: install the same version")
         if self._order.shares_files and not found["sees_files"]:
             raise Unfit(
-                f"node {node.name} does not see {self._order.visible}: name a shared folder in"
+                f"node {name} does not see {self._order.visible}: name a shared folder in"
                 " store.run_folder, or set dispatch.shared_files = false"
             )
         self._report_nodes()
@@ -295,13 +317,14 @@ class Holder:
         free = [node for node in self._nodes if node.name is not None and node.step is None]
         if hosts := (read_json(path) or {}).get("hosts"):  # a step that names its nodes
             free = [node for name in hosts for node in free if node.name == name]
-        free = free[:count]
-        step = RunningStep(path=path, nodes=free)
         if len(free) < count:
             why = f"{count} nodes are needed, and {len(free)} are left"
             self._report(ended=str(path), lost=why)
             return
-        sent, data = None, dict[str, list[str]]()
+        free = free[:count]
+        step = RunningStep(path=path, nodes=free)
+        sent = None
+        data: dict[str, list[str]] = {}
         if not self._order.shares_files:
             try:
                 sent = {name: (path.parent / name).read_bytes() for name in (STEP, "job.json")}
@@ -327,22 +350,24 @@ class Holder:
 
     def _exchange(self, node: Node, step: RunningStep, *, at_last: bool) -> None:
         """Exchange files with a node: every `EXCHANGE_S`, and once its part has ended."""
-        now, folder = time.monotonic(), step.path.parent
-        if node.exchange is not None and (at_last or is_done(node.exchange)):
+        folder = step.path.parent
+        if node.exchange is not None:
+            if not at_last and not is_done(node.exchange):
+                return
             apply_changes(folder, ray.get(node.exchange))
             node.exchange = None
-        if node.exchange is None and (at_last or now - node.exchanged_s >= EXCHANGE_S):
-            node.exchanged_s, step.beats = now, step.beats + 1
-            ours = {
-                "cancelled": StepFolder(folder).is_cancelled,
-                "meeting": (folder / MEETING).read_bytes(),
-            }
-            node.exchange = node.agent.exchange.remote(
-                str(folder), step.beats, **ours, at_last=at_last
-            )
-            if at_last:
-                apply_changes(folder, ray.get(node.exchange))
-                node.exchange = None
+        if not at_last and time.monotonic() - node.exchanged_s < EXCHANGE_S:
+            return
+        node.exchanged_s = time.monotonic()
+        node.exchange = node.agent.exchange.remote(
+            str(folder),
+            cancelled=StepFolder(folder).is_cancelled,
+            meeting=(folder / MEETING).read_bytes(),
+            at_last=at_last,
+        )
+        if at_last:
+            apply_changes(folder, ray.get(node.exchange))
+            node.exchange = None
 
     def _send_data(self, path: str, nodes: list[Node]) -> list[str]:
         """Return where each node has a data file, which is sent to those that lack it."""
@@ -356,7 +381,7 @@ class Holder:
                 stored = ray.put(chunk)
                 ray.get([node.agent.receive.remote(path, stored) for node in lacking])
                 for node in self._nodes:
-                    if node.step is not None:  # whose agents end without a heartbeat
+                    if node.step is not None:  # its driver waits for what its ranks report
                         self._look(node)
         return list(ray.get([node.agent.data_here.remote(path, size) for node in nodes]))
 
@@ -395,7 +420,7 @@ def brief(error: BaseException) -> str:
     ]
     reasons = [number for number, line in enumerate(lines) if _REASON.search(line)]
     told = lines[reasons[-1] : reasons[-1] + 2] if reasons else lines[:1]
-    return " ".join(_NODE_ID.sub("", " ".join(told)).split())[:300]
+    return shorten(_UNTOLD.sub("", " ".join(told)), MOST_CHARACTERS, placeholder=" ...")
 
 
 def main() -> None:

@@ -135,7 +135,7 @@ def _go_on(
         record = found.campaign(record.name)
     spec = setup.stored_spec(record)
     surveyed = spec.survey()
-    setup.prepare(spec, surveyed)
+    setup.prepare(spec, surveyed, needs_nodes=not setup.is_over(found, record, spec))
     return run_campaign(found, record, spec, survey=surveyed, **hooks)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from frontrunner.evaluators.nodes.child_processes import HOST_TAG
+from frontrunner.evaluators.nodes.ray_guard import PROGRAM as GUARD
 from frontrunner.results.process_identity import machine_id
 from support.campaigns import marked
 from support.starting import DidNotStart, retried
@@ -66,13 +67,28 @@ class RayCluster:
             if process.pid in ours
         ]
 
+    def agents(self) -> list[psutil.Process]:
+        """The agents on any of the nodes, and their guards, also after the node itself has ended.
+
+        Both write to a log in the folder. Ray replaces an agent's environment by its title.
+        """
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                words = " ".join(process.cmdline())
+                is_one = words.startswith("ray::RayAgent") or f" {GUARD} " in words
+                logs = [file.path for file in process.open_files()] if is_one else []
+                if any(path.startswith(self.folder) for path in logs):
+                    found.append(process)
+        return found
+
     def files(self) -> list[Path]:
         """The folders of agents."""
         return list(Path(self.folder).glob("frontrunner-*"))
 
     def left(self) -> list[psutil.Process | Path]:
         """What a driver that is gone should not have left on the nodes."""
-        return [*self.processes(), *self.files()]
+        return [*self.agents(), *self.processes(), *self.files()]
 
     def kill(self, node_id: str) -> None:
         """End a node as a machine ends that loses its power."""

@@ -137,6 +137,27 @@ def test_a_campaign_loses_nothing_with_a_node_and_its_driver(
     assert not list(tmp_path.glob("frontrunner-runs/tiny/0*/.*")), "no half file"
 
 
+@pytest.mark.parametrize("head", ["lives", "killed"])
+def test_nothing_of_a_killed_driver_is_left_on_any_node(
+    head: str, tmp_path: Path, ray: RayCluster
+) -> None:
+    name = campaign(
+        tmp_path,
+        ray,
+        probe={"measured_steps": 2000},
+        dispatch={"shared_files": False, "resources": {KIND: 1}},  # not on the head
+    )
+    with started("launch", name, cwd=tmp_path) as process:
+        wait_for(lambda: any(steps_written(path) for path in run_folders(tmp_path)))
+        assert len(ray.agents()) == 4, "two agents and their guards"
+        assert len(ray.files()) == 2
+        if head == "killed":
+            ray.kill_head()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    wait_until_none(ray.left, timeout_s=30)  # the other nodes end a minute after their head
+
+
 @contextmanager
 def losing_probes(node: str, ray: RayCluster) -> Iterator[None]:
     """Kill every fork server and every rank that starts on a node; its agent stays."""
@@ -272,6 +293,26 @@ def test_a_replay_goes_on_after_its_node_is_lost(tmp_path: Path, ray: RayCluster
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["status"], result["final_step"]) == ("trained", 600)
     assert result["resumed_step"] > 0
+
+
+def test_resume_looks_for_ray_only_where_something_is_left_to_run(tmp_path: Path) -> None:
+    with ray_cluster(1) as ray:
+        name = campaign(
+            tmp_path,
+            ray,
+            cluster={"nodes": 1},
+            space=SPACE | {"devices": [1]},
+            budget={"probes": 1},
+        )
+        launched = frontrunner("launch", name, "--json", cwd=tmp_path)
+        assert launched.returncode == 0, launched.stderr
+    resumed = frontrunner("resume", "--json", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["reason"] == json.loads(launched.stdout)["reason"]
+    for arguments in (["--probes", "2"], []):
+        refused = frontrunner("resume", *arguments, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert f'dispatch.address = "{ray.address}": expected' in refused.stderr
 
 
 @pytest.mark.parametrize("address", ["127.0.0.2:9", "auto"])

@@ -1,10 +1,12 @@
 """Limits, what uses them up, and the time that is left."""
 
+from contextlib import suppress
+
 import pytest
 
 from frontrunner.search.budget import BudgetTracker, Spent
 from frontrunner.search.spec import Budget
-from frontrunner.spaces.errors import InvalidInput
+from frontrunner.spaces.errors import InvalidInput, NodesUnavailable
 from support.doubles import Clock
 
 
@@ -90,6 +92,21 @@ def test_no_second_of_driving_is_charged_twice_or_lost(clock: Clock) -> None:
     assert charged == 2.5
     clock.now_s += 0.25
     assert (tracker.uncharged_s, tracker.spent().driver_seconds) == (0.25, 2.75)
+
+
+def test_time_that_is_free_of_charge_is_neither_spent_nor_charged_later(clock: Clock) -> None:
+    soft, hard = BudgetTracker(Budget(minutes=1)), BudgetTracker(Budget(minutes=1, hard=True))
+    clock.now_s += 2.0
+    assert (soft.charge(ahead_s=3.0), hard.charge(ahead_s=3.0)) == (2.0, 5.0)
+    with suppress(NodesUnavailable), soft.free_of_charge(), hard.free_of_charge():
+        clock.now_s += 100.0
+        raise NodesUnavailable("waited in vain")
+    for tracker in (soft, hard):
+        assert tracker.uncharged_s == 100.0, "its lease has to be renewed all the same"
+        assert (tracker.spent().driver_seconds, tracker.overtime_s) == (2.0, 0.0)
+    assert (soft.charge(ahead_s=3.0), hard.charge(ahead_s=3.0)) == (0.0, 0.0)
+    clock.now_s += 1.0
+    assert (soft.charge(), hard.charge()) == (1.0, -2.0)
 
 
 def test_hard_minutes_are_charged_in_advance_and_what_was_not_driven_is_given_back(

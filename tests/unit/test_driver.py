@@ -14,11 +14,12 @@ from frontrunner.evaluators.analytic.simulated import simulate
 from frontrunner.evaluators.protocol import QUEUED, Finished, ProbeOrder, ProbeSetup, Progress
 from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.planning import plan_of
-from frontrunner.results.outcome import FailureKind, Measurement, Outcome
+from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.results.process_identity import acting_user, this_host
 from frontrunner.results.records import Attempt, Campaign, Trial
 from frontrunner.results.states import CampaignState, TrialState
 from frontrunner.results.store import Store, open_store
+from frontrunner.search import campaign_setup as setup
 from frontrunner.search import job_time, tried
 from frontrunner.search.attempts import MAX_ATTEMPTS
 from frontrunner.search.listener import Ended, Listener, View
@@ -27,7 +28,8 @@ from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import AlreadyDriven, FrontrunnerError, StoreUnusable
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.views.history import noticed
-from support.campaigns import spec_of, tiny
+from frontrunner.views.live import outcome_line
+from support.campaigns import spec_of, tiny, tiny_recipe
 from support.drivers import LEGAL, Campaigns, Recorder, Scripted, failure
 
 STATE_AFTER = {"stop": CampaignState.STOPPED, "pause": CampaignState.PAUSED}
@@ -609,3 +611,52 @@ def test_driver_stops_when_its_store_s_file_is_gone(
     assert stopped.value.exit_code == 4
     assert f"frontrunner store recover {spec.run_folder}" in (stopped.value.hint or "")
     assert len(recorder.endings) == 1, "nothing is acknowledged afterwards"
+
+
+def test_the_line_of_a_failure_ends_after_a_whole_word() -> None:
+    message = "node n7 was lost:\nthe actor is " + 9 * "temporarily unavailable "
+    recipe = tiny_recipe()
+    ended = Ended(
+        number=1,
+        recipe=recipe,
+        recipe_id="r",
+        outcome=Failure(kind=FailureKind.LOST, message=message),
+        will_retry=True,
+    )
+    line = outcome_line(ended)
+    assert line.startswith("lost: node n7 was lost: the actor is temporarily")
+    told, _, rest = line.partition(" ...")
+    assert told.rpartition(" ")[2] in {"temporarily", "unavailable"}
+    assert rest == ", will be tried again"
+    assert len(line) < 150
+
+
+def test_a_finished_campaign_is_over_until_a_changed_budget_or_a_trial_gives_it_something_to_run(
+    campaigns: Campaigns,
+) -> None:
+    store = campaigns.store
+    created, _ = campaigns.create(budget={"probes": 2})
+
+    def is_over() -> bool:
+        record = store.campaign(created.name)
+        return setup.is_over(store, record, setup.stored_spec(record))
+
+    def drive() -> None:
+        record = store.campaign(created.name)
+        campaigns.driver(record, setup.stored_spec(record)).run()
+
+    assert not is_over()
+    drive()
+    assert is_over(), "its budget is used up"
+    setup.change_budget(store, store.campaign(created.name), {"probes": 99})
+    assert not is_over()
+    drive()
+    assert is_over(), "every recipe has been tried"
+    writer = store.drive(store.acquire_lease(created.id, host=this_host(), pid=os.getpid()))
+    writer.repeat(store.trials(created.id)[0])
+    writer.release(CampaignState.FINISHED, reason="")
+    assert not is_over()
+    drive()
+    assert is_over()
+    campaigns.stopped_at_once(store.campaign(created.name), setup.stored_spec(created))
+    assert not is_over(), "it was stopped"

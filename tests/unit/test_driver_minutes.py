@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from frontrunner.evaluators.protocol import QUEUED, Finished, ProbeSetup, Progress
 from frontrunner.results.process_identity import this_host
 from frontrunner.results.records import Campaign
 from frontrunner.results.states import CampaignState
@@ -17,7 +18,7 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces.recipe import Recipe
 from support.doubles import Clock, register
-from support.drivers import Campaigns
+from support.drivers import Campaigns, Scripted
 
 ALLOWED_S = 60.0
 CUT_S = 5.0
@@ -145,6 +146,58 @@ def test_a_driver_that_is_held_up_is_charged_what_there_was_and_tells_of_the_res
     assert len(overtimes_s(campaigns, record)) == 1, (
         "it could not have begun anything, so nothing held it up"
     )
+
+
+WAIT_S, PROBE_S = 20.0, 7.0
+LOOKS = 10
+"""How often a driver looks in vain for nodes that it has requested."""
+
+
+class LateNodes(Scripted):
+    """Has no nodes at first, and then each probe takes `PROBE_S` on the clock of the budget."""
+
+    clock: Clock
+
+    def __init__(self, setup: ProbeSetup) -> None:
+        super().__init__(setup)
+        self._looks_left = LOOKS
+
+    def finished(self, timeout_s: float) -> list[Finished]:
+        self._looks_left -= 1
+        self.clock.now_s += WAIT_S if self._waits else PROBE_S
+        return [] if self._waits else super().finished(timeout_s)
+
+    @property
+    def _waits(self) -> bool:
+        return self._looks_left > 0
+
+    def progress(self, token: str) -> Progress | None:
+        phase = QUEUED if self._waits else "steps"
+        return Progress(phase=phase, steps_done=0, steps_total=1)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_waiting_for_requested_nodes_is_no_driving(
+    campaigns: Campaigns, scripted: Any, clock: Clock, *, hard: bool
+) -> None:
+    scripted(lambda recipe, attempt: None, base=LateNodes, clock=clock)
+    budget = {"minutes": (ALLOWED_S + WAIT_S) / 60, "hard": hard, "probes": 3}
+    record, spec = campaigns.create("scripted", budget=budget)
+    ended = campaigns.driver(record, spec).run()
+    assert ended.reason == "the budget is used up: 3 of 3 probes"
+    # A driver learns after a look that its probe waits, or does not wait any more.
+    assert driven_s(campaigns, record) == pytest.approx(WAIT_S + 2 * PROBE_S, abs=5.0)
+    assert overtimes_s(campaigns, record) == []
+
+
+def test_waiting_for_nodes_that_the_driver_has_is_driving(
+    campaigns: Campaigns, scripted: Any, clock: Clock
+) -> None:
+    scripted(lambda recipe, attempt: None, base=LateNodes, clock=clock, measures_here=True)
+    record, spec = campaigns.create("scripted", budget={"minutes": ALLOWED_S / 60})
+    ended = campaigns.driver(record, spec).run()
+    assert ended.reason.endswith(f"{ended.limits[0]}")
+    assert ended.limits[0].used > LOOKS * WAIT_S / 2 / 60
 
 
 def test_what_a_strategy_proposes_too_late_is_not_begun(

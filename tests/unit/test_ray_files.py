@@ -5,6 +5,7 @@ back.
 from __future__ import annotations
 
 import json
+import threading
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,16 @@ def test_a_copy_names_its_own_places(copy: RunFolderCopy) -> None:
     job, step = json.loads((copy.path / "job.json").read_text()), Step.read(copy.path / STEP)
     assert (job["run_folder"], step.run_folder) == (str(copy.path), str(copy.path))
     assert [job["data"]["path"], job["more_data"][0]["path"]] == ["/here/a", "/here/b"]
-    assert Path(step.lifeline).read_text() == "0"
     assert copy.changes(at_last=False) == []
+
+
+def test_a_copy_of_the_drivers_heartbeat_changes_at_each_beat(copy: RunFolderCopy) -> None:
+    lifeline = Path(Step.read(copy.path / STEP).lifeline)
+    beats = [lifeline.read_text()]
+    for _ in range(2):
+        copy.beat()
+        beats.append(lifeline.read_text())
+    assert len(set(beats)) == 3
 
 
 def test_what_a_node_writes_comes_back_once_and_names_the_drivers_folder(
@@ -108,7 +117,24 @@ RAY_ERRORS = {
         "The actor died because its node has died. the actor's node was terminated unexpectedly:"
         " health check failed due to missing too many heartbeats"
     ),
-    "The actor 41e1 is unavailable: Socket closed": "The actor 41e1 is unavailable: Socket closed",
+    "The actor 48bccba605dbc733c998d53902000000 is unavailable: The actor is temporarily "
+    "unavailable: RpcError: RPC error: Socket closed rpc_code: 14. The task may or may not have "
+    "been executed on the actor.": (
+        "The actor is temporarily unavailable: RpcError: RPC error: Socket closed rpc_code: 14."
+    ),
+    "The actor died unexpectedly before finishing this task.\n\tclass_name: RayAgent\n\tactor_id: "
+    "6a59bf8ef6b7d63e7fb286e401000000\n\tpid: 7\nThe actor is dead because its worker process has "
+    "died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a "
+    "connection error code 2. End of file. Some common causes include: (1) the process was killed "
+    "by the OOM killer due to high memory usage, (2) ray stop --force was called, or (3) the "
+    "worker crashed unexpectedly due to SIGSEGV or another unexpected error.": (
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR"
+        " Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of"
+        " file."
+    ),
+    "No such object 6a59bf8ef6b7d63e7fb286e401000000 here (pid=1, actor_id=6a59bf8ef6b7d63e7f)": (
+        "No such object here (pid=1)"
+    ),
     "ray::RayAgent.__init__()\n  File x\nModuleNotFoundError: No module named 'frontrunner'": (
         "ModuleNotFoundError: No module named 'frontrunner'"
     ),
@@ -118,6 +144,12 @@ RAY_ERRORS = {
 @pytest.mark.parametrize("text", RAY_ERRORS)
 def test_an_error_of_ray_is_one_line_without_ids(text: str) -> None:
     assert brief(Exception(text)) == RAY_ERRORS[text]
+
+
+def test_a_long_error_of_ray_ends_after_a_whole_word() -> None:
+    told = brief(Exception("The actor died because " + 100 * "unavailability "))
+    assert 280 < len(told) <= 300
+    assert told.endswith("unavailability ...")
 
 
 def test_an_error_of_ray_is_that_of_its_first_cause() -> None:
@@ -163,19 +195,24 @@ class FakeAgent:
 
     def __init__(self, *, has_data: bool) -> None:
         self.called: list[str] = []
+        self.heard = threading.Event()
         self._has_data = has_data
 
     def __getattr__(self, name: str) -> Any:
         return type("Method", (), {"remote": lambda *given, **more: self._call(name)})()
 
     def _call(self, name: str) -> Any:
+        if name == "beat":
+            return self.heard.set()
+        if name == "receive":
+            assert self.heard.wait(60), "it would have been ended meanwhile"
         self.called.append(name)
         if name == "data_here":
             return "/there" if self._has_data or "receive" in self.called else None
         return [] if name == "exchange" else "under way"
 
 
-def test_nodes_get_heartbeats_while_a_data_file_is_sent_to_others(
+def test_nodes_exchange_files_and_get_signs_of_life_while_a_data_file_is_sent_to_others(
     driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = tmp_path / "text.bin"
@@ -189,13 +226,16 @@ def test_nodes_get_heartbeats_while_a_data_file_is_sent_to_others(
     monkeypatch.setattr(ray_holder, "is_done", lambda reference: reference == [])
     monkeypatch.setattr(ray_holder, "CHUNK_BYTES", 1)
     monkeypatch.setattr(ray_holder, "EXCHANGE_S", 0.0)
+    monkeypatch.setattr(ray_holder, "BEAT_S", 0.001)
     order = HoldOrder(address="local", nodes=2, resources={}, shares_files=False, visible="")
     holder = Holder(order, Pipe()[0])
     first, second = agents = [FakeAgent(has_data=has_data) for has_data in (True, False)]
     for node, agent in zip(holder._nodes, agents, strict=True):
         node.agent, node.name, node.life = agent, f"n{node.index}", "lives"
+    holder._heart.start()
     holder._start(driver / STEP, 1)
     holder._start(driver / STEP, 1)
+    assert first.heard.wait(60)
     assert second.called.count("receive") == 10
     assert first.called.count("exchange") == 10
     assert [step.nodes for step in holder._steps] == [[node] for node in holder._nodes]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from textwrap import shorten
 from typing import Any
 
 from rich.console import Console, Group
@@ -31,6 +32,8 @@ LABEL_WIDTH = 11
 BAR_WIDTH = 30
 NUMBERS_WIDTH = 51
 """Most columns for the numbers of a measurement; a recipe's text gets the rest of the line."""
+MOST_MESSAGE = 120
+"""Characters of a failure's message in a line."""
 MOST_RUNNING = 6
 
 
@@ -253,4 +256,5 @@ def outcome_line(ended: Ended) -> str:
         again = f"; will be measured again: {'; '.join(outcome.doubts)}" if ended.will_retry else ""
         return plain(briefly(outcome) + again)
     again = ", will be tried again" if ended.will_retry else ""
-    return plain(f"{outcome.kind}: {outcome.message[:120]}{again}").replace("\n", " ")
+    message = shorten(outcome.message, MOST_MESSAGE, placeholder=" ...")
+    return plain(f"{outcome.kind}: {message}{again}")
