@@ -291,7 +291,7 @@ def test_probe_of_a_refused_recipe_starts_nothing(bench: RunBench) -> None:
     assert found.node_seconds == 0
 
 
-@runs(places=(HERE,))  # other nodes end nothing then
+@runs(places=(HERE,))  # agents on other nodes do not notice: the processes go on
 def test_probe_whose_run_folder_is_removed_is_lost(bench: RunBench) -> None:
     """As by a purge of scratch: it fails this attempt, and the campaign goes on."""
     order = bench.stepping(step_deadline_s=3)
@@ -512,7 +512,7 @@ def test_training_that_stops_stepping_is_hung_and_started_again(
     assert [event["kind"] for event in events.named("failed")] == ["hung"]
 
 
-@runs(quick=LOCAL)
+@runs(quick=((COMMAND, HERE),))
 def test_training_stopped_on_a_signal_goes_on_from_its_last_step(
     bench: RunBench, tmp_path: Path
 ) -> None:
