@@ -4,6 +4,7 @@ the nodes report of these.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -343,7 +344,9 @@ class StepProcesses(Processes):
     def end(self) -> None:
         """Have every node end its part."""
         super().end()
-        self._files.cancel()
+        # Where its run folder was removed its agents cannot report, and end by themselves.
+        with contextlib.suppress(FileNotFoundError):
+            self._files.cancel()
 
     def why_lost(self, *, have_begun: bool, have_ended: bool) -> str | None:
         """Return why the step was lost, once that is known, or None; cancel one that some nodes did

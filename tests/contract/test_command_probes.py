@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-import signal
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,11 +21,9 @@ from frontrunner.evaluators.programs.command_settings import CommandSettings
 from frontrunner.evaluators.protocol import Finished, ProbeSetup
 from frontrunner.evaluators.registry import commands_of, make_evaluator
 from frontrunner.evaluators.runs.probes import Probes
-from frontrunner.evaluators.runs.run_folder import RunFolder
 from frontrunner.evaluators.runs.training import ReplayResult, ReplaySettings, ReplayStopped
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, ProbeEnding
-from frontrunner.results.pruning import names_itself
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
+from frontrunner.spaces.errors import InvalidInput
 from support.campaigns import is_alive, marked, order, setup_of, tiny_recipe, wait_for
 
 TRAINER = Path(__file__).parent.parent / "support" / "fake_trainer.py"
@@ -114,23 +110,6 @@ def test_steps_are_seen_beside_and_after_a_flood_of_output(tmp_path: Path, behav
     assert len(log) < LIMITS.file_bytes / 8
 
 
-def test_the_outcome_is_on_disk_and_harvested_as_it_was_returned(tmp_path: Path) -> None:
-    setup = setup_with(tmp_path, "steps")
-    finished = ended(setup)
-    one = order(setup)
-    assert RunFolder(one.run_folder).outcome() == finished.outcome
-    with evaluator_of(setup) as evaluator:
-        assert evaluator.harvest(one) == finished.outcome
-        another = order(setup, token="never-started")
-        assert evaluator.harvest(another) is None
-        another.run_folder.mkdir()
-        shutil.copy(one.run_folder / "outcome.json", another.run_folder)
-        assert evaluator.harvest(another) is None, "it is of another attempt"
-    assert names_itself(one.run_folder)
-    (one.run_folder / "outcome.json").unlink()
-    assert names_itself(one.run_folder), "by the command alone, as that of a lost attempt"
-
-
 def test_an_adaptive_probe_ends_when_its_step_time_is_known(tmp_path: Path) -> None:
     setup = setup_with(tmp_path, "goes-on")
     probe = replace(setup.probe, measured_steps=None, precision=0.5, max_steps=1000)
@@ -166,10 +145,7 @@ def test_a_trainer_gets_the_variables_it_was_given_and_no_others(
     ("behaviour", "kind", "message"),
     [
         ("refuses", FailureKind.ILLEGAL_FOR_ENGINE, "heads are not divisible by 3"),
-        ("no-memory", FailureKind.OUT_OF_MEMORY, "HIP out of memory"),
         ("crashes", FailureKind.CRASHED, "RuntimeError: a link has failed"),
-        ("is-killed", FailureKind.LOST, "killed from outside"),
-        ("diverges", FailureKind.NOT_FINITE, "not finite at step 4"),
         (
             "boasts",
             FailureKind.IMPLAUSIBLE,
@@ -196,15 +172,6 @@ def test_failures_are_classified(
     assert found.log_tail
 
 
-def test_a_trainer_that_stops_stepping_is_hung(tmp_path: Path) -> None:
-    found = failure(setup_with(tmp_path, "hangs", step_deadline_s=1.0))
-    assert found.kind is FailureKind.HUNG
-    assert (
-        found.message
-        == "no finished step in the log within probe.step_deadline_s = 1 s, after 2 steps"
-    )
-
-
 @pytest.mark.system
 def test_a_trainer_in_an_endless_loop_that_ignores_signals_is_ended(tmp_path: Path) -> None:
     """It is asked to end, and killed five seconds later."""
@@ -213,28 +180,6 @@ def test_a_trainer_in_an_endless_loop_that_ignores_signals_is_ended(tmp_path: Pa
     assert found.kind is FailureKind.HUNG
     assert found.message.endswith("after 2 steps")
     assert marked(RUN_TAG, str(order(setup).run_folder)) == []
-
-
-def test_a_trainer_past_its_deadline_is_too_slow(tmp_path: Path) -> None:
-    found = failure(setup_with(tmp_path, "goes-on", measured_steps=100_000, deadline_s=1.0))
-    assert found.kind is FailureKind.TOO_SLOW
-    assert "probe.deadline_s = 1 s" in found.message
-
-
-def test_a_probe_whose_run_folder_is_removed_is_lost(tmp_path: Path) -> None:
-    """As by a purge of scratch: it fails this attempt, and the campaign goes on."""
-    setup = setup_with(tmp_path, "goes-on", measured_steps=1000)
-    one = order(setup)
-    with evaluator_of(setup) as evaluator:
-        evaluator.start(one)
-        wait_for(lambda: evaluator.finished(0.05) or evaluator.progress(one.token).steps_done)
-        shutil.rmtree(one.run_folder)
-        found: list[Finished] = []
-        wait_for(lambda: found.extend(evaluator.finished(0.25)) or found)
-    failed = found[0].outcome
-    assert isinstance(failed, Failure)
-    assert failed.kind is FailureKind.LOST
-    assert "was removed while it ran" in failed.message
 
 
 def test_a_program_that_is_not_there_is_a_failure_that_names_it(tmp_path: Path) -> None:
@@ -246,15 +191,7 @@ def test_a_program_that_is_not_there_is_a_failure_that_names_it(tmp_path: Path) 
     )
 
 
-def test_ranks_in_sessions_of_their_own_end_with_the_probe(tmp_path: Path) -> None:
-    ended(setup_with(tmp_path, "leaves-ranks"))
-    assert not psutil.pid_exists(int((tmp_path / "rank.pid").read_text()))
-
-
-@pytest.mark.parametrize("victim", ["driver's end of the lifeline", "supervisor"])
-def test_nothing_is_left_when_the_driver_or_the_supervisor_dies(
-    tmp_path: Path, victim: str
-) -> None:
+def test_a_command_is_lost_with_its_supervisor_and_leaves_nothing(tmp_path: Path) -> None:
     setup = setup_with(tmp_path, "leaves-ranks", measured_steps=100_000)
     with evaluator_of(setup) as evaluator:
         evaluator.start(order(setup))
@@ -269,13 +206,9 @@ def test_nothing_is_left_when_the_driver_or_the_supervisor_dies(
         )
         started = [p for p in supervisor.children(recursive=True) if is_alive(p)]
         assert len(started) == 2, "the trainer and its rank"
-        if victim == "supervisor":
-            os.kill(supervisor.pid, signal.SIGKILL)
-            found = wait_for(lambda: evaluator.finished(0.25))
-            assert found[0].outcome.kind is FailureKind.LOST
-        else:
-            # Ends the fork server, as its pipe closes when a driver is killed
-            evaluator.close()
+        supervisor.kill()
+        (found,) = wait_for(lambda: evaluator.finished(0.25))
+        assert found.outcome.kind is FailureKind.LOST
         wait_for(lambda: not any(map(is_alive, started)))
 
 
@@ -377,16 +310,6 @@ def test_a_replay_runs_the_command_to_its_end_and_compares_it_with_the_probe(
     assert all("step 24" in log.read_text() for log in starts), "each with a log of its own"
 
 
-def test_a_replay_that_fails_in_every_start_reports_why_and_the_log(tmp_path: Path) -> None:
-    why = (
-        r"the replay failed, crashed: RuntimeError: a link has failed; 2 starts in a row without .*"
-        r" --restarts is 1"
-    )
-    with pytest.raises(FrontrunnerError, match=why) as caught:
-        replayed(setup_with(tmp_path, "crashes"), restarts=1)
-    assert "starts/0002/command.log" in str(caught.value.hint)
-
-
 def resuming(folder: Path, *more: str) -> ProbeSetup:
     setup = setup_with(folder, "")
     arguments = (
@@ -402,19 +325,9 @@ def resuming(folder: Path, *more: str) -> ProbeSetup:
     )
 
 
-def test_a_replay_goes_on_after_a_crash_where_its_command_s_checkpoint_is(tmp_path: Path) -> None:
-    events: list[Mapping[str, Any]] = []
-    setup = resuming(tmp_path, "--crash-at", "10")
-    found = replayed(setup, events, restarts=1)
-    steps = [event["step"] for event in events if event["event"] == "step"]
-    assert steps == [*range(1, 11), *range(9, 25)]
-    assert found.final_step == 24
-    assert [event["number"] for event in events if event["event"] == "start"] == [1, 2]
-    assert replayed(setup).tokens_per_s is None, "nothing was left to do"
-
-
 @pytest.mark.system
-def test_a_replay_is_stopped_on_a_signal_and_goes_on_when_it_is_run_again(tmp_path: Path) -> None:
+def test_a_replay_that_is_stopped_waits_for_a_rank_that_stores(tmp_path: Path) -> None:
+    """Long after the other rank has ended with a status of its own."""
     setup, signals = resuming(tmp_path, "--store-s", "9"), list[str]()
     setup = replace(setup, command=replace(setup.command, start_per="rank"))
 
@@ -423,18 +336,13 @@ def test_a_replay_is_stopped_on_a_signal_and_goes_on_when_it_is_run_again(tmp_pa
             signals.append("SIGTERM")
 
     chosen = planned_replay(setup, steps=200)
-    with pytest.raises(ReplayStopped, match=r"stopped after step \d+, on SIGTERM") as stopped:
+    with pytest.raises(ReplayStopped) as stopped:
         replay.run(chosen, on_event, signals)
     assert stopped.value.exit_code == 75
     last = int((tmp_path / "checkpoint").read_text())
     log = (chosen.folder / "starts" / "0001" / "command.log").read_text()
-    assert f"step {last}:" in log.splitlines()[-1], (
-        "stored on SIGTERM, long after the other rank had ended"
-    )
+    assert f"step {last}:" in log.splitlines()[-1]
     assert last < 200
-    events: list[Mapping[str, Any]] = []
-    assert replay.run(chosen, events.append).final_step == 200
-    assert next(event["step"] for event in events if event["event"] == "step") == last + 1
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,6 @@ def main() -> None:
     print("variables " + " ".join(sorted(os.environ)))
     if behave == "refuses":
         raise AssertionError("heads are not divisible by 3")
-    if behave == "no-memory":
-        raise RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB")
     start_others(behave)
     if behave == "says-another-batch":
         print(f"configured micro batch {given.micro_batch + 3}")
@@ -44,8 +42,8 @@ def main() -> None:
             return
         fail(step, behave)
         report(step, seconds, behave)
-        if behave in ("hangs", "ignores-signals") and step == 2:
-            stand_still(awake=behave == "ignores-signals")
+        if behave == "ignores-signals" and step == 2:
+            stand_still()
     if behave in ("goes-on", "floods"):
         time.sleep(600)
 
@@ -64,31 +62,27 @@ def start_others(behave: str) -> None:
 
 def fail(step: int, behave: str) -> None:
     """End with an error at the step at which this behavior has one."""
-    if behave == "is-killed" and step == 2:
-        os.kill(os.getpid(), 9)
     if behave == "crashes" and step == 3:
         raise RuntimeError("a link has failed")
 
 
 def report(step: int, seconds: float, behave: str) -> None:
     """Print the line of a step."""
-    loss = "nan" if behave == "diverges" and step == 4 else f"{5 / step:.4f}"
     shown_s = seconds * FACTORS.get(behave, 1.0)
     rate = 8 * 32 / (seconds if behave == "mistakes-units" else shown_s or seconds)
     if behave == "boasts":
         rate = 999_999
     name = "stage" if behave == "says-nothing-known" else "step"
-    print(f"{name} {step}: {shown_s:.6f} s loss {loss} rate {rate:.1f} peak 0.25 GiB", flush=True)
+    print(
+        f"{name} {step}: {shown_s:.6f} s loss {5 / step:.4f} rate {rate:.1f} peak 0.25 GiB",
+        flush=True,
+    )
     if behave == "floods" and step == 2:
         sys.stdout.write((999 * "x" + "\n") * 70_000)
 
 
-def stand_still(*, awake: bool) -> None:
-    """Do no further step: asleep, or in a loop without an end that hears no signal that can be
-    ignored.
-    """
-    if not awake:
-        time.sleep(600)
+def stand_still() -> None:
+    """Do no further step, in a loop without an end that hears no signal that can be ignored."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:

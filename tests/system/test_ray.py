@@ -268,33 +268,6 @@ def test_probes_run_on_nodes_with_the_resources_that_they_need(
     assert ray.head not in nodes
 
 
-@pytest.mark.nightly
-def test_a_replay_goes_on_after_its_node_is_lost(tmp_path: Path, ray: RayCluster) -> None:
-    space = SPACE | {"devices": [2], "micro_batch_seqs": [2], "recompute": ["none"]}
-    name = campaign(tmp_path, ray, space=space, probe={"measured_steps": 20})
-    done = frontrunner("launch", name, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    recipe = json.loads(done.stdout)["best"][0]["recipe_id"]
-    checked = frontrunner("doctor", name, "--json", cwd=tmp_path)
-    assert [
-        check["status"] for check in json.loads(checked.stdout)["checks"] if check["name"] == "ray"
-    ] == ["ok"]
-    arguments = ("replay", recipe, "--steps", "600", "--checkpoint-every", "20", "--folder", "run")
-    with started(*arguments, cwd=tmp_path) as process:
-        wait_for(lambda: list(tmp_path.glob("run/checkpoints/step-*/.metadata")))
-        ray.kill(
-            next(
-                node
-                for node in node_ids(tmp_path / "run" / "starts" / "0001", ray)
-                if node != ray.head
-            )
-        )
-        assert process.wait(600) == 0, (tmp_path / "stderr").read_text()
-    result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["status"], result["final_step"]) == ("trained", 600)
-    assert result["resumed_step"] > 0
-
-
 def test_resume_looks_for_ray_only_where_something_is_left_to_run(tmp_path: Path) -> None:
     with ray_cluster(1) as ray:
         name = campaign(

@@ -106,18 +106,6 @@ def test_it_trains_past_the_probe_and_says_how_fast(
     assert float(rows[-1]["learning_rate"]) == pytest.approx(3e-5)
 
 
-def strike_rank(folder: Path, _: subprocess.Popen[str]) -> None:
-    ranks_in(folder)[1].kill()
-
-
-def strike_server(folder: Path, _: subprocess.Popen[str]) -> None:
-    server_in(folder).kill()
-
-
-def strike_command_line(_: Path, command: subprocess.Popen[str]) -> None:
-    command.kill()
-
-
 def strike_everything_but_ranks(folder: Path, command: subprocess.Popen[str]) -> None:
     server = server_in(folder)
     server.suspend()  # so that it cannot end its ranks in answer to the end of its driver
@@ -152,17 +140,15 @@ def parts_without_a_whole(folder: Path) -> list[Path]:
     return []
 
 
-@pytest.mark.parametrize(
-    "strike", [strike_rank, pytest.param(strike_server, marks=pytest.mark.nightly)]
-)
-def test_a_replay_starts_again_with_the_same_losses_when_a_rank_or_its_server_is_killed(
-    strike: Any, measured: tuple[Path, str], uninterrupted: tuple[Path, dict[str, Any]]
+@pytest.mark.nightly
+def test_a_replay_starts_again_with_the_same_losses_when_its_server_is_killed(
+    measured: tuple[Path, str], uninterrupted: tuple[Path, dict[str, Any]]
 ) -> None:
     home, recipe = measured
-    folder = home / strike.__name__
+    folder = home / "without-server"
     with started("replay", recipe, *OPTIONS, "--folder", folder.name, cwd=home) as command:
         wait_for(lambda: steps_written(folder) > 25)
-        strike(folder, command)
+        server_in(folder).kill()
         assert command.wait(timeout=600) == 0
     assert resumed_at(folder)[0] >= 20, "it went on from the newest checkpoint"
     assert_same_run(folder, uninterrupted[0])
@@ -175,7 +161,6 @@ def test_a_replay_starts_again_with_the_same_losses_when_a_rank_or_its_server_is
     "strike",
     [
         strike_between_the_parts_of_a_checkpoint,
-        pytest.param(strike_command_line, marks=pytest.mark.nightly),
         pytest.param(strike_everything_but_ranks, marks=pytest.mark.nightly),
     ],
 )

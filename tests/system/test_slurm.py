@@ -161,36 +161,6 @@ def test_recipes_of_one_and_two_nodes_share_an_allocation(
 
 
 @pytest.mark.nightly
-def test_a_cancelled_job_is_followed_by_another(tmp_path: Path, slurm: SlurmCluster) -> None:
-    name = campaign(tmp_path, probe=LONG)
-    with started("launch", name, cwd=tmp_path) as process:
-        wait_for_stepping(tmp_path)
-        slurm.run("scancel", *slurm.running())
-        finish(process, tmp_path)
-    cut, measured = outcomes(tmp_path)
-    assert isinstance(cut, Failure)
-    assert cut.kind is FailureKind.LOST
-    assert "CANCELLED" in cut.message
-    assert cut.node_seconds > 0
-    assert not isinstance(measured, Failure)
-
-
-@pytest.mark.nightly
-def test_a_node_that_goes_down_costs_an_attempt(tmp_path: Path, slurm: SlurmCluster) -> None:
-    name = campaign(tmp_path, probe=LONG)
-    with started("launch", name, cwd=tmp_path) as process:
-        wait_for_stepping(tmp_path)
-        slurm.set_node(slurm.nodes[1], "down")
-        wait_for(lambda: any(isinstance(found, Failure) for found in outcomes(tmp_path)))
-        slurm.set_node(slurm.nodes[1], "resume")
-        finish(process, tmp_path)
-    cut, *_, measured = outcomes(tmp_path)
-    assert cut.kind is FailureKind.LOST
-    assert "NODE_FAIL" in cut.message
-    assert not isinstance(measured, Failure)
-
-
-@pytest.mark.nightly
 def test_a_walltime_that_expires_costs_an_attempt(tmp_path: Path, slurm: SlurmCluster) -> None:
     name = campaign(tmp_path, probe=LONG | {"measured_steps": 3000, "deadline_s": 200})
     with started("launch", name, cwd=tmp_path) as process:
@@ -205,25 +175,6 @@ def test_a_walltime_that_expires_costs_an_attempt(tmp_path: Path, slurm: SlurmCl
     cut = outcomes(tmp_path)[0]
     assert cut.kind is FailureKind.LOST
     assert "TIMEOUT" in cut.message
-
-
-@pytest.mark.nightly
-def test_a_killed_driver_leaves_nothing_and_is_followed_by_another(
-    tmp_path: Path, slurm: SlurmCluster
-) -> None:
-    name = campaign(tmp_path, probe=LONG)
-    with started("launch", name, cwd=tmp_path) as process:
-        folder = wait_for_stepping(tmp_path)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    # The nodes end their ranks by themselves, and Parsl's workers the job.
-    wait_for(
-        lambda: all(report.ended for report in map(StepFolder(folder).report, (0, 1)) if report)
-    )
-    wait_until_none(slurm.jobs)
-    resumed = frontrunner("resume", "tiny", cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert not isinstance(outcomes(tmp_path)[-1], Failure)
 
 
 @contextmanager
@@ -467,53 +418,6 @@ def test_a_command_s_replay_takes_other_nodes_before_a_walltime_and_after_a_canc
     assert len(firsts) == len(noted(folder, "start")) >= 3
     assert firsts == sorted(set(firsts)), "each goes on from a later checkpoint"
     wait_until_none(slurm.jobs)  # the allocations are given back
-
-
-@pytest.mark.nightly
-def test_a_command_campaign_goes_on_after_its_driver_was_killed(
-    tmp_path: Path, slurm: SlurmCluster
-) -> None:
-    """12 probes of one node, two side by side; a trainer in between loses its driver, and no
-    process stays.
-    """
-    values: dict[str, Any] = {"devices": [1], "micro_batch_seqs": [1, 2, 4]}
-    values |= {"custom": {"twice": {"values": [False, True], "flag": "--twice"}}}
-    values["custom"] |= {"buffers": {"values": [3, 4], "env": "TRAINER_BUFFERS"}}
-    name = commands(
-        tmp_path,
-        space=values,
-        search={"parallel_probes": 2, "strategy": "exhaustive"},
-        budget={"probes": 12},
-        probe={"measured_steps": 60},
-    )
-    with started("launch", name, cwd=tmp_path) as process:
-        wait_for(lambda: sum(found is not None for found in outcomes(tmp_path)) >= 4)
-        wait_for(
-            lambda: len(tagged(tmp_path)) == 4, 150, pause_s=0.05
-        )  # two trainers, and what each leaves
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    known = {
-        path: found
-        for path, found in zip(run_folders(tmp_path), outcomes(tmp_path), strict=True)
-        if found
-    }
-    wait_for(lambda: not tagged(tmp_path))
-    wait_until_none(slurm.jobs)
-    resumed = frontrunner("resume", "tiny", "--json", cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    trials = {path.name.partition(".")[0] for path in run_folders(tmp_path)}
-    assert len(trials) == 12
-    assert sum(isinstance(found, Measurement) for found in outcomes(tmp_path)) == 12
-    assert all(RunFolder(path).outcome() == found for path, found in known.items())
-    given = [
-        re.search(r"twice (\w+), buffers (\d)", (path / LOG).read_text())
-        for path in run_folders(tmp_path)
-    ]
-    assert {found.groups() for found in given if found} == {
-        (flag, n) for flag in ("True", "False") for n in "34"
-    }
-    assert not tagged(tmp_path)
 
 
 # Replays of a recipe of two nodes.

@@ -4,6 +4,7 @@ started.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -253,20 +254,37 @@ def test_agents_know_their_place_by_what_launchers_set() -> None:
         node_of({}, 2)
 
 
-def test_the_last_node_has_the_ranks_that_are_left() -> None:
-    step = Step(
+def two_nodes(folder: str, **changes: int) -> Step:
+    values = {"world_size": 2, "nodes": 2, "ranks_per_node": 1} | changes
+    return Step(
         token="1",
-        run_folder="/r",
-        world_size=6,
-        nodes=2,
-        ranks_per_node=4,
+        run_folder=folder,
         engines=("torch",),
         environment={},
         deadline_s=1.0,
         lifeline="/l",
         silence_s=1.0,
+        **values,
     )
+
+
+def test_the_last_node_has_the_ranks_that_are_left() -> None:
+    step = two_nodes("/r", world_size=6, ranks_per_node=4)
     assert [list(step.ranks_of(node)) for node in range(2)] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_an_agent_without_its_place_says_what_to_set(tmp_path: Path) -> None:
+    step = two_nodes(str(tmp_path))
+    bare = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PMI_", "SLURM_", "OMPI_"))
+    }
+    command = [sys.executable, "-P", "-m", step.agent, str(step.write())]
+    agent = subprocess.run(command, env=bare, capture_output=True, text=True, check=False)
+    assert agent.returncode == 1
+    assert "dispatch.launcher" in agent.stderr
+    assert "Traceback" not in agent.stderr
 
 
 def test_schedulers_that_are_not_there_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

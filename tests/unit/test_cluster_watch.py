@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from concurrent.futures import Future
@@ -164,18 +165,10 @@ def test_out_of_memory_on_one_node_is_told_apart_from_a_kill(seen: Seen) -> None
     assert seen.failure().kind is FailureKind.OUT_OF_MEMORY
 
 
-def test_a_deadline_cancels_the_step(tmp_path: Path) -> None:
-    seen = Seen(
-        setup_of(
-            tmp_path, cluster={"nodes": 2, "devices_per_node": 1}, probe={"step_deadline_s": 0.01}
-        )
-    )
-    seen.tell(0)
-    seen.tell(1)
-    wait_for(lambda: (seen.watch.look(), seen.folder.is_cancelled)[1])
-    seen.tell(0, statuses={0: -9}, killed=(0,), ended=True)
-    seen.tell(1, statuses={1: -9}, killed=(1,), ended=True)
-    assert seen.failure().kind is FailureKind.HUNG
+def test_processes_whose_run_folder_was_removed_are_ended_without_an_error(seen: Seen) -> None:
+    shutil.rmtree(seen.one.run_folder)
+    seen.watch.end()
+    assert seen.watch.processes.killed == {0, 1}
 
 
 def test_a_report_that_is_half_written_is_not_read(seen: Seen) -> None:

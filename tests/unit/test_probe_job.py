@@ -86,26 +86,6 @@ def test_a_replay_trains_with_the_router_however_probes_deal_tokens(tmp_path: Pa
     assert (planned.job.model.routing, probed.model.routing) == ("learned", "uniform")
 
 
-def test_a_recipe_that_the_built_in_trainer_cannot_run_ends_without_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("frontrunner.evaluators.nodes.local.ForkClient", Server)
-    setup = setup_of(tmp_path, cluster={"devices_per_node": 4})
-    setup = replace(setup, problem=replace(setup.problem, trainer="megatron-lm"))
-    evaluator = training_probe(setup)
-    one = order(setup, tiny_recipe(devices=3, tensor_parallel=3))
-    evaluator.start(one)
-    assert evaluator.progress(one.token) is None
-
-    (finished,) = evaluator.finished(0.0)
-
-    assert isinstance(finished.outcome, Failure)
-    assert finished.outcome.kind is FailureKind.ILLEGAL_FOR_ENGINE
-    assert "tensor_parallel 3 does not divide heads" in finished.outcome.message
-    assert RunFolder(one.run_folder).outcome() == finished.outcome
-    assert evaluator.finished(0.0) == []
-
-
 def test_no_job_is_made_for_a_recipe_that_would_train_wrongly(tmp_path: Path) -> None:
     recipe = tiny_recipe(
         devices=4,

@@ -27,7 +27,7 @@ from frontrunner.evaluators.protocol import ProbeOrder
 from frontrunner.evaluators.runs import starts, training
 from frontrunner.evaluators.runs.training import WATCHED_STEPS, ReplaySettings, ReplayStopped
 from frontrunner.evaluators.trainer.job import STOP
-from frontrunner.spaces.errors import FrontrunnerError, InvalidInput
+from frontrunner.spaces.errors import InvalidInput
 from support.campaigns import setup_of, tiny_recipe
 
 PARSL = DispatchSettings(
@@ -177,14 +177,13 @@ class Held:
 class TwoNodes(Nodes):
     """Two nodes of allocations that end in so many seconds (None: never).
 
-    Their ranks end with status 1 where `crashes`, with a checkpoint 10 steps later where they are
-    to stop, else done.
+    Their ranks end with a checkpoint 10 steps later where they are to stop, else done.
     """
 
     takes_others = True
 
-    def __init__(self, folder: Path, *seconds_left: float | None, crashes: bool = False) -> None:
-        self._folder, self._left, self._crashes = folder, list(seconds_left), crashes
+    def __init__(self, folder: Path, *seconds_left: float | None) -> None:
+        self._folder, self._left = folder, list(seconds_left)
         self.held: list[Held] = []
         self.given_back: list[Held] = []
         self.closed_with: list[Held] = []
@@ -205,10 +204,8 @@ class TwoNodes(Nodes):
         del start
         self._step, held = order.run_folder, self.held[-1]
         StepFolder(self._step).prepare(2)
-        if self._crashes:
-            self._end(1)
-        elif held.end_s is None:
-            self._end(0, status="trained")
+        if held.end_s is None:
+            self._end("trained")
         placed = Placed(
             step=self._step,
             allocation=cast("Any", held),
@@ -219,24 +216,17 @@ class TwoNodes(Nodes):
 
     def on_event(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "stopping":
-            self._end(0, status="stopped")
+            self._end("stopped")
 
-    def _end(self, code: int, **result: Any) -> None:
+    def _end(self, status: str) -> None:
         step = 10 * len(self.held)
-        if result:
-            (self._folder / "checkpoints" / f"step-{step}").mkdir(parents=True)
-            (self._folder / "checkpoints" / f"step-{step}" / ".metadata").touch()
-            result |= {
-                "final_step": step,
-                "step_times_s": [],
-                "trained_time_s": 0.0,
-                "resumed_step": step,
-            }
-            (self._folder / "result.json").write_text(json.dumps(result))
+        (self._folder / "checkpoints" / f"step-{step}").mkdir(parents=True)
+        (self._folder / "checkpoints" / f"step-{step}" / ".metadata").touch()
+        result = {"status": status, "final_step": step, "resumed_step": step}
+        result |= {"step_times_s": [], "trained_time_s": 0.0}
+        (self._folder / "result.json").write_text(json.dumps(result))
         for node in (0, 1):
-            report = NodeReport(
-                node=node, host="n", running=True, statuses={node: code}, ended=True
-            )
+            report = NodeReport(node=node, host="n", running=True, statuses={node: 0}, ended=True)
             StepFolder(self._step).write_report(report)
 
     def give_back(self, processes: Processes) -> None:
@@ -289,16 +279,3 @@ def test_ranks_that_are_stopped_in_the_driver_s_own_job_go_on_in_another_job(
     ) as found:
         replay.run(chosen, nodes.on_event)
     assert found.value.exit_code == 75
-
-
-def test_a_replay_is_given_up_after_so_many_restarts_without_a_new_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nodes = TwoNodes(tmp_path / "r", None, None, None, None, crashes=True)
-    why = "failed, crashed: .*; 3 starts in a row without a new checkpoint, and --restarts is 2"
-    with pytest.raises(FrontrunnerError, match=why) as given_up:
-        replay.run(on_nodes(tmp_path / "r", nodes, monkeypatch, restarts=2))
-    assert given_up.value.exit_code == 1
-    assert "the same command continues from the newest checkpoint" in str(given_up.value.hint)
-    assert len(nodes.held) == 3
-    assert nodes.closed_with == nodes.held[2:], "no nodes are kept for a replay that is given up"
