@@ -176,12 +176,15 @@ class StepFolder:
 
     @property
     def is_cancelled(self) -> bool:
-        """Return whether the ranks are to end; False if the file system does not respond, since it
-        is read again.
+        """Return whether the ranks are to end, also where the run folder was removed; False if the
+        file system does not respond, since it is read again.
         """
-        with contextlib.suppress(OSError):
+        try:
             return bool(self._cancel.read_bytes())
-        return False
+        except FileNotFoundError:  # it exists from the beginning
+            return True
+        except OSError:
+            return False
 
     def write_report(self, report: NodeReport) -> None:
         """Write a node's report."""

@@ -38,6 +38,7 @@ FOLDER_TAG = "FRONTRUNNER_DRIVER_FOLDER"
 TAGS = (DRIVER_TAG, HOST_TAG, FOLDER_TAG)
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 POLL_S = 0.05
@@ -128,6 +129,11 @@ def kill_tagged(variable: str, value: str, *, wait_s: float) -> list[psutil.Proc
         with contextlib.suppress(psutil.Error):
             process.kill()
     return running(psutil.wait_procs(killed, timeout=wait_s)[1])
+
+
+def name_process(name: str) -> None:
+    """Have `ps` and `top` show this process by a name of up to 15 letters (Linux)."""
+    _prctl(PR_SET_NAME, ctypes.create_string_buffer(name.encode()))
 
 
 def adopt_orphans() -> None:
@@ -324,6 +330,6 @@ def _start_time(pid: int) -> float:
     )
 
 
-def _prctl(option: int, value: int) -> None:
+def _prctl(option: int, value: Any) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

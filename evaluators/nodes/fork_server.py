@@ -415,9 +415,10 @@ class ForkServer:
             signal.set_wakeup_fd(-1)
             for ignored in (signal.SIGCHLD, *processes.ENDING_SIGNALS):
                 signal.signal(ignored, signal.SIG_DFL)
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            for target, source in ((0, nothing), (1, output.writer), (2, output.writer)):
+            given = os.open(_input_of(request), os.O_RDONLY)
+            for target, source in ((0, given), (1, output.writer), (2, output.writer)):
                 os.dup2(source, target)
+            os.close(given)
             os.close(output.writer)
             for one in (output, *(child.output for child in self.children.values())):
                 os.close(one.reader)
@@ -439,6 +440,7 @@ class ForkServer:
         if (group := self.groups.get(request.token)) is not None:
             group.join()
         processes.die_with_parent(self.pid, signal.SIGKILL)
+        processes.name_process(f"rank-{number}")
         _run_rank(request, number)
 
 
@@ -447,6 +449,13 @@ def _log_of(request: ForkRequest, number: int) -> Path:
     if request.place is not None:
         return folder / of_node("supervisor.log", number)
     return RunFolder(folder).log(number)
+
+
+def _input_of(request: ForkRequest) -> Path:
+    """Return the file that is a process's stdin: a rank's job, so that its open files show which
+    run it belongs to.
+    """
+    return Path(os.devnull) if request.place is not None else RunFolder(Path(request.folder)).job
 
 
 def _run_rank(request: ForkRequest, rank: int) -> None:

@@ -48,7 +48,7 @@ MEASURED: Table = {
     "measured_tokens_per_s": None,
 }
 """What a training is of."""
-RANK_LOG = re.compile(r"rank-(\d+)\.log")
+RANK = re.compile(r"rank-(\d+)")
 TWO_NODES = {"nodes": 2, "devices_per_node": 1}
 
 
@@ -127,9 +127,9 @@ class BuiltInTrainer:
 
     def number_of(self, process: psutil.Process, folder: Path) -> int | None:
         """The number of a process among those that train for a run in `folder`; None for others."""
-        log = Path(f"/proc/{process.pid}/fd/2").readlink()
-        found = RANK_LOG.fullmatch(log.name)
-        return int(found[1]) if found and log.is_relative_to(folder) else None
+        found = RANK.fullmatch(process.name())
+        job = Path(f"/proc/{process.pid}/fd/0").readlink()
+        return int(found[1]) if found and job.is_relative_to(folder) else None
 
     def log(self, run_folder: Path, number: int) -> Path:
         """The log of the process with this number."""

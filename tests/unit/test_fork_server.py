@@ -83,6 +83,7 @@ def test_what_ranks_leave_behind_in_sessions_of_their_own_is_ended(
         ForkServer(there).serve()
         os._exit(0)
     there.close()
+    (tmp_path / "job.json").touch()
     request = ForkRequest(token="1", folder=str(tmp_path), world_size=2, count=2)
     here.send_bytes(json.dumps(asdict(request)).encode())
     told = [json.loads(here.recv_bytes()) for _ in ("ready", "started", "exited", "exited")]

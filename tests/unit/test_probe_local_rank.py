@@ -221,6 +221,7 @@ def test_fork_server_s_rank_leaves_the_traceback_of_what_ended_it_in_its_log(
     monkeypatch.setattr("frontrunner.evaluators.nodes.fork_server._run_rank", fail)
     here, there = Pipe()
     server, output = ForkServer(there), Output(tmp_path / "rank-3.log")
+    (tmp_path / "job.json").touch()
     with os.fdopen(2, "w", closefd=False) as errors:
         monkeypatch.setattr(sys, "stderr", errors)  # which pytest has put elsewhere
         pid = os.fork()
