@@ -93,7 +93,8 @@ class RayPlace(Place):
 @contextmanager
 def ray_nodes(_: Path) -> Iterator[Place]:
     with ray_cluster(6) as ray:
-        dispatch = {"backend": "ray", "address": ray.address, "network_interface": "lo"}
+        dispatch = {"backend": "ray", "address": ray.address, "lifeline_s": 10}
+        dispatch |= {"network_interface": "lo"}
         yield RayPlace(cluster=TWO_NODES, dispatch=dispatch, ray=ray)
 
 
