@@ -63,16 +63,13 @@ def runs(
     places: tuple[str, ...] = (HERE, BATCH, RAY),
     *,
     quick: tuple[tuple[str, str], ...] = WARM,
-    without: tuple[tuple[str, str], ...] = (),
 ) -> Callable[[Case], Case]:
     """Run a case with each of these programs in each of these places: `quick` ones in the quick
-    tier, and the others in the system tier; `without` some.
+    tier, and the others in the system tier.
     """
     chosen = []
     for place in places:
         for program in programs:
-            if (program, place) in without:
-                continue
             marks = [] if (program, place) in quick else [pytest.mark.system]
             marks += [NEEDS_MPIEXEC] if place == BATCH else []
             chosen.append(pytest.param((program, place), id=f"{program}, {place}", marks=marks))
@@ -294,7 +291,7 @@ def test_probe_of_a_refused_recipe_starts_nothing(bench: RunBench) -> None:
     assert found.node_seconds == 0
 
 
-@runs(places=(HERE,))  # agents on other nodes do not notice: the processes go on
+@runs()
 def test_probe_whose_run_folder_is_removed_is_lost(bench: RunBench) -> None:
     """As by a purge of scratch: it fails this attempt, and the campaign goes on."""
     order = bench.stepping(step_deadline_s=3)
@@ -556,8 +553,7 @@ def test_training_that_loses_a_node_goes_on_on_others(bench: RunBench, tmp_path:
     assert [event["kind"] for event in events.named("failed")] == ["lost"]
 
 
-# Under Ray what such a command has started in a session of its own stays: a known defect.
-@runs(quick=((COMMAND, HERE),), without=((COMMAND, RAY),))
+@runs(quick=((COMMAND, HERE),))
 def test_training_of_a_killed_driver_is_gone_and_goes_on_when_it_is_run_again(
     bench: RunBench, tmp_path: Path
 ) -> None:
