@@ -38,7 +38,13 @@ from typing import Any, NamedTuple, NoReturn
 
 from frontrunner.evaluators.nodes import child_processes as processes
 from frontrunner.evaluators.nodes.control_group import ControlGroup
-from frontrunner.evaluators.nodes.supervisor import Place, end_of_supervisor, of_node, supervise
+from frontrunner.evaluators.nodes.supervisor import (
+    ORDER,
+    Place,
+    end_of_supervisor,
+    of_node,
+    supervise,
+)
 from frontrunner.evaluators.programs.command_log import Log
 from frontrunner.evaluators.runs.files import tail
 from frontrunner.evaluators.runs.heartbeat import BEAT_S, RunHeartbeat
@@ -435,6 +441,7 @@ class ForkServer:
 
     def _run(self, request: ForkRequest, number: int) -> None:
         if request.place is not None:
+            processes.name_process("supervisor")
             supervise(Path(request.folder), Place.of(request.place), starter=self.pid)
             return
         if (group := self.groups.get(request.token)) is not None:
@@ -452,10 +459,11 @@ def _log_of(request: ForkRequest, number: int) -> Path:
 
 
 def _input_of(request: ForkRequest) -> Path:
-    """Return the file that is a process's stdin: a rank's job, so that its open files show which
+    """Return the file that is a process's stdin: what it has to do. So its open files show which
     run it belongs to.
     """
-    return Path(os.devnull) if request.place is not None else RunFolder(Path(request.folder)).job
+    folder = Path(request.folder)
+    return folder / ORDER if request.place is not None else RunFolder(folder).job
 
 
 def _run_rank(request: ForkRequest, rank: int) -> None:
