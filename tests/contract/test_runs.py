@@ -24,10 +24,11 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from frontrunner.evaluators.programs import rank_replay
@@ -478,13 +479,13 @@ def test_training_that_fails_in_every_start_is_given_up(bench: RunBench, tmp_pat
         events(event)
         if event["event"] == "step":
             for process in bench.trains(tmp_path):
-                process.kill()
+                with suppress(psutil.NoSuchProcess):  # it ends with the one before
+                    process.kill()
 
     why = "the replay failed, lost: .* 2 starts in a row without .*--restarts is 1"
     with pytest.raises(FrontrunnerError, match=why) as caught:
         bench.train(tmp_path, kill, steps=ENDLESS, restarts=1, behave="forgets")
-    last = events.named("start")[-1]["number"]
-    assert f"starts/{last:04d}/" in str(caught.value.hint)
+    assert "starts/0002/" in str(caught.value.hint)
     assert len(events.named("start")) == 2
     nothing_is_left(tmp_path)
 

@@ -105,7 +105,9 @@ class BuiltInTrainer:
     """The built-in trainer: two ranks of the tiny model. `CommandBench` has the same attributes."""
 
     behave = "well"
-    """How a command behaves; the trainer does as its job says."""
+    """How a command behaves; the trainer does as its job says. Both store no checkpoint where they
+    are to forget.
+    """
     memory_failure: ClassVar[Table] = {"cluster": {"memory_gib_per_device": 0.1}}
     divergence: ClassVar[Table] = {
         "probe": {"optimizer": "sgd", "measured_steps": 20, "learning_rate": 2e9}
@@ -122,7 +124,10 @@ class BuiltInTrainer:
 
     def train(self, setup: ProbeSetup, settings: ReplaySettings, *watched: Any) -> ReplayResult:
         """Run a training to its end; `watched` are what its events go to, and signals."""
-        often = replace(settings, checkpoint_every_steps=10, evaluation_every_steps=settings.steps)
+        every = settings.steps if self.behave == "forgets" else 10
+        often = replace(
+            settings, checkpoint_every_steps=every, evaluation_every_steps=settings.steps
+        )
         chosen = rank_replay.plan(setup=setup, settings=often, anyway=True, **MEASURED)
         return rank_replay.run(chosen, *watched)
 
