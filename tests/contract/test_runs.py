@@ -2,8 +2,8 @@
 training.
 
                         this machine   batch system   Ray
-    built-in trainer    quick          quick, system  system
-    command             quick          quick, system  system
+    built-in trainer    quick          quick, system  system, nightly
+    command             quick          quick, system  system, nightly
 
 A place of two nodes has one device on each; this machine has two devices. The batch system is a
 stand-in for PBS that runs the real submit scripts, and Ray is a real cluster on this machine.
@@ -64,14 +64,16 @@ def runs(
     places: tuple[str, ...] = (HERE, BATCH, RAY),
     *,
     quick: tuple[tuple[str, str], ...] = WARM,
+    ray: bool = False,
 ) -> Callable[[Case], Case]:
     """Run a case with each of these programs in each of these places: `quick` ones in the quick
-    tier, and the others in the system tier.
+    tier, those on Ray in the nightly one, unless `ray` is set, and the others in the system tier.
     """
     chosen = []
     for place in places:
         for program in programs:
-            marks = [] if (program, place) in quick else [pytest.mark.system]
+            tier = pytest.mark.nightly if place == RAY and not ray else pytest.mark.system
+            marks = [] if (program, place) in quick else [tier]
             marks += [NEEDS_MPIEXEC] if place == BATCH else []
             chosen.append(pytest.param((program, place), id=f"{program}, {place}", marks=marks))
     return pytest.mark.parametrize("bench", chosen, indirect=True)
@@ -152,7 +154,7 @@ def lost(bench: RunBench, order: ProbeOrder) -> Finished:
 # Probes
 
 
-@runs(quick=(*WARM, (TRAINER, BATCH)))
+@runs(quick=(*WARM, (TRAINER, BATCH)), ray=True)
 def test_probe_is_measured_and_its_progress_shown(bench: RunBench) -> None:
     seen: list[Progress] = []
     order = bench.start(probe={"measured_steps": 20})
@@ -338,7 +340,7 @@ def test_probe_that_has_not_begun_ends_with_its_evaluator(bench: RunBench) -> No
     nothing_is_left(order.run_folder)
 
 
-@runs(places=(BATCH, RAY), quick=())
+@runs(places=(BATCH, RAY), quick=(), ray=True)
 def test_probe_on_a_lost_node_is_lost_and_the_next_one_is_measured(bench: RunBench) -> None:
     order = bench.stepping()
     bench.lose_node(order.run_folder)
@@ -367,7 +369,7 @@ def test_probe_on_a_lost_allocation_is_cut_and_the_next_one_gets_another(bench: 
     assert isinstance(bench.finish(bench.start()).outcome, Measurement)
 
 
-@runs(quick=LOCAL)
+@runs(quick=LOCAL, ray=True)
 def test_probe_of_a_killed_driver_is_lost_with_its_processes(
     bench: RunBench, tmp_path: Path
 ) -> None:
@@ -549,7 +551,7 @@ def test_training_that_loses_its_allocation_goes_on_in_another(
     assert "has ended: PBS: exit status 271, ended by qdel" in failed["why"]
 
 
-@runs(places=(BATCH, RAY), quick=())
+@runs(places=(BATCH, RAY), quick=(), ray=True)
 def test_training_that_loses_a_node_goes_on_on_others(bench: RunBench, tmp_path: Path) -> None:
     events = restarted(bench, tmp_path, lambda: bench.lose_node(tmp_path))
     assert [event["kind"] for event in events.named("failed")] == ["lost"]
