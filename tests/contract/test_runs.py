@@ -1,9 +1,9 @@
 """What running a program on nodes promises, for every program in every place, as a probe and as a
 training.
 
-                        this machine   batch system   Ray
-    built-in trainer    quick          quick, system  system, nightly
-    command             quick          quick, system  system, nightly
+                        this machine   batch system     Ray
+    built-in trainer    quick, system  system, nightly  system, nightly
+    command             quick          quick, system    system, nightly
 
 A place of two nodes has one device on each; this machine has two devices. The batch system is a
 stand-in for PBS that runs the real submit scripts, and Ray is a real cluster on this machine.
@@ -64,15 +64,17 @@ def runs(
     places: tuple[str, ...] = (HERE, BATCH, RAY),
     *,
     quick: tuple[tuple[str, str], ...] = WARM,
-    ray: bool = False,
+    elsewhere: bool = False,
 ) -> Callable[[Case], Case]:
     """Run a case with each of these programs in each of these places: `quick` ones in the quick
-    tier, those on Ray in the nightly one, unless `ray` is set, and the others in the system tier.
+    tier, others on this machine in the system tier, and others `elsewhere` in that one or, by
+    default, in the nightly one.
     """
     chosen = []
     for place in places:
         for program in programs:
-            tier = pytest.mark.nightly if place == RAY and not ray else pytest.mark.system
+            is_gate = place == HERE or elsewhere
+            tier = pytest.mark.system if is_gate else pytest.mark.nightly
             marks = [] if (program, place) in quick else [tier]
             marks += [NEEDS_MPIEXEC] if place == BATCH else []
             chosen.append(pytest.param((program, place), id=f"{program}, {place}", marks=marks))
@@ -154,7 +156,7 @@ def lost(bench: RunBench, order: ProbeOrder) -> Finished:
 # Probes
 
 
-@runs(quick=(*WARM, (TRAINER, BATCH)), ray=True)
+@runs(quick=(*WARM, (TRAINER, BATCH)), elsewhere=True)
 def test_probe_is_measured_and_its_progress_shown(bench: RunBench) -> None:
     seen: list[Progress] = []
     order = bench.start(probe={"measured_steps": 20})
@@ -176,7 +178,7 @@ def test_probe_is_measured_and_its_progress_shown(bench: RunBench) -> None:
     nothing_is_left(order.run_folder)
 
 
-@runs((TRAINER,), (BATCH, RAY))
+@runs((TRAINER,), (BATCH, RAY), elsewhere=True)
 def test_probe_computes_the_same_on_two_nodes_as_on_one(
     bench: RunBench, benches: Callable[[str, str], RunBench]
 ) -> None:
@@ -340,7 +342,7 @@ def test_probe_that_has_not_begun_ends_with_its_evaluator(bench: RunBench) -> No
     nothing_is_left(order.run_folder)
 
 
-@runs(places=(BATCH, RAY), quick=(), ray=True)
+@runs(places=(BATCH, RAY), quick=(), elsewhere=True)
 def test_probe_on_a_lost_node_is_lost_and_the_next_one_is_measured(bench: RunBench) -> None:
     order = bench.stepping()
     bench.lose_node(order.run_folder)
@@ -349,7 +351,8 @@ def test_probe_on_a_lost_node_is_lost_and_the_next_one_is_measured(bench: RunBen
     assert isinstance(bench.finish(bench.start()).outcome, Measurement)
 
 
-@runs((TRAINER,), (BATCH,), quick=())  # Ray ends what it does not kill; commands do the same
+# Ray ends what it does not kill; commands do the same.
+@runs((TRAINER,), (BATCH,), quick=(), elsewhere=True)
 def test_probe_on_a_node_that_is_told_to_end_is_cut(bench: RunBench) -> None:
     order = bench.stepping()
     bench.node_agent(order.run_folder).terminate()
@@ -358,7 +361,7 @@ def test_probe_on_a_node_that_is_told_to_end_is_cut(bench: RunBench) -> None:
     assert finished.is_cut
 
 
-@runs(places=(BATCH,), quick=())  # Ray gives nodes one by one
+@runs(places=(BATCH,), quick=(), elsewhere=True)  # Ray gives nodes one by one
 def test_probe_on_a_lost_allocation_is_cut_and_the_next_one_gets_another(bench: RunBench) -> None:
     order = bench.stepping()
     bench.lose_allocation(order.run_folder)
@@ -369,7 +372,7 @@ def test_probe_on_a_lost_allocation_is_cut_and_the_next_one_gets_another(bench: 
     assert isinstance(bench.finish(bench.start()).outcome, Measurement)
 
 
-@runs(quick=LOCAL, ray=True)
+@runs(quick=LOCAL, elsewhere=True)
 def test_probe_of_a_killed_driver_is_lost_with_its_processes(
     bench: RunBench, tmp_path: Path
 ) -> None:
@@ -383,7 +386,7 @@ def test_probe_of_a_killed_driver_is_lost_with_its_processes(
 
 
 # On this machine processes notice a dead driver alone; Ray notices another one itself.
-@runs(places=(BATCH,), quick=())
+@runs(places=(BATCH,), quick=(), elsewhere=True)
 def test_probe_of_a_driver_that_stands_still_is_ended_on_other_nodes(
     bench: RunBench, tmp_path: Path
 ) -> None:
@@ -541,7 +544,7 @@ def test_training_that_is_interrupted_leaves_nothing(bench: RunBench, tmp_path: 
     nothing_is_left(tmp_path)
 
 
-@runs(places=(BATCH,), quick=())
+@runs(places=(BATCH,), quick=(), elsewhere=True)
 def test_training_that_loses_its_allocation_goes_on_in_another(
     bench: RunBench, tmp_path: Path
 ) -> None:
@@ -551,7 +554,7 @@ def test_training_that_loses_its_allocation_goes_on_in_another(
     assert "has ended: PBS: exit status 271, ended by qdel" in failed["why"]
 
 
-@runs(places=(BATCH, RAY), quick=(), ray=True)
+@runs(places=(BATCH, RAY), quick=(), elsewhere=True)
 def test_training_that_loses_a_node_goes_on_on_others(bench: RunBench, tmp_path: Path) -> None:
     events = restarted(bench, tmp_path, lambda: bench.lose_node(tmp_path))
     assert [event["kind"] for event in events.named("failed")] == ["lost"]
