@@ -1,9 +1,9 @@
 """What running a program on nodes promises, for every program in every place, as a probe and as a
 training.
 
-                        this machine   batch system     Ray
-    built-in trainer    quick, system  system, nightly  system, nightly
-    command             quick          quick, system    system, nightly
+                        this machine   batch system            Ray
+    built-in trainer    quick, system  quick, system, nightly  system, nightly
+    command             quick          quick, nightly          nightly
 
 A place of two nodes has one device on each; this machine has two devices. The batch system is a
 stand-in for PBS that runs the real submit scripts, and Ray is a real cluster on this machine.
@@ -67,13 +67,13 @@ def runs(
     elsewhere: bool = False,
 ) -> Callable[[Case], Case]:
     """Run a case with each of these programs in each of these places: `quick` ones in the quick
-    tier, others on this machine in the system tier, and others `elsewhere` in that one or, by
-    default, in the nightly one.
+    tier, others on this machine in the system tier, with `elsewhere` also those of the built-in
+    trainer in other places, and the rest in the nightly tier.
     """
     chosen = []
     for place in places:
         for program in programs:
-            is_gate = place == HERE or elsewhere
+            is_gate = place == HERE or (elsewhere and program == TRAINER)
             tier = pytest.mark.system if is_gate else pytest.mark.nightly
             marks = [] if (program, place) in quick else [tier]
             marks += [NEEDS_MPIEXEC] if place == BATCH else []
