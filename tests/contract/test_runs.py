@@ -2,7 +2,7 @@
 training.
 
                         this machine   batch system            Ray
-    built-in trainer    quick, system  quick, system, nightly  system, nightly
+    built-in trainer    quick, system  quick, system, nightly  nightly
     command             quick          quick, nightly          nightly
 
 A place of two nodes has one device on each; this machine has two devices. The batch system is a
@@ -64,16 +64,16 @@ def runs(
     places: tuple[str, ...] = (HERE, BATCH, RAY),
     *,
     quick: tuple[tuple[str, str], ...] = WARM,
-    elsewhere: bool = False,
+    on_batch: bool = False,
 ) -> Callable[[Case], Case]:
     """Run a case with each of these programs in each of these places: `quick` ones in the quick
-    tier, others on this machine in the system tier, with `elsewhere` also those of the built-in
-    trainer in other places, and the rest in the nightly tier.
+    tier, others on this machine in the system tier, with `on_batch` also that of the built-in
+    trainer on a batch system, and the rest in the nightly tier.
     """
     chosen = []
     for place in places:
         for program in programs:
-            is_gate = place == HERE or (elsewhere and program == TRAINER)
+            is_gate = place == HERE or (on_batch and (program, place) == (TRAINER, BATCH))
             tier = pytest.mark.system if is_gate else pytest.mark.nightly
             marks = [] if (program, place) in quick else [tier]
             marks += [NEEDS_MPIEXEC] if place == BATCH else []
@@ -156,7 +156,7 @@ def lost(bench: RunBench, order: ProbeOrder) -> Finished:
 # Probes
 
 
-@runs(quick=(*WARM, (TRAINER, BATCH)), elsewhere=True)
+@runs(quick=(*WARM, (TRAINER, BATCH)), on_batch=True)
 def test_probe_is_measured_and_its_progress_shown(bench: RunBench) -> None:
     seen: list[Progress] = []
     order = bench.start(probe={"measured_steps": 20})
@@ -178,7 +178,7 @@ def test_probe_is_measured_and_its_progress_shown(bench: RunBench) -> None:
     nothing_is_left(order.run_folder)
 
 
-@runs((TRAINER,), (BATCH, RAY), elsewhere=True)
+@runs((TRAINER,), (BATCH, RAY), on_batch=True)
 def test_probe_computes_the_same_on_two_nodes_as_on_one(
     bench: RunBench, benches: Callable[[str, str], RunBench]
 ) -> None:
@@ -342,7 +342,7 @@ def test_probe_that_has_not_begun_ends_with_its_evaluator(bench: RunBench) -> No
     nothing_is_left(order.run_folder)
 
 
-@runs(places=(BATCH, RAY), quick=(), elsewhere=True)
+@runs(places=(BATCH, RAY), quick=(), on_batch=True)
 def test_probe_on_a_lost_node_is_lost_and_the_next_one_is_measured(bench: RunBench) -> None:
     order = bench.stepping()
     bench.lose_node(order.run_folder)
@@ -352,7 +352,7 @@ def test_probe_on_a_lost_node_is_lost_and_the_next_one_is_measured(bench: RunBen
 
 
 # Ray ends what it does not kill; commands do the same.
-@runs((TRAINER,), (BATCH,), quick=(), elsewhere=True)
+@runs((TRAINER,), (BATCH,), quick=(), on_batch=True)
 def test_probe_on_a_node_that_is_told_to_end_is_cut(bench: RunBench) -> None:
     order = bench.stepping()
     bench.node_agent(order.run_folder).terminate()
@@ -361,7 +361,7 @@ def test_probe_on_a_node_that_is_told_to_end_is_cut(bench: RunBench) -> None:
     assert finished.is_cut
 
 
-@runs(places=(BATCH,), quick=(), elsewhere=True)  # Ray gives nodes one by one
+@runs(places=(BATCH,), quick=(), on_batch=True)  # Ray gives nodes one by one
 def test_probe_on_a_lost_allocation_is_cut_and_the_next_one_gets_another(bench: RunBench) -> None:
     order = bench.stepping()
     bench.lose_allocation(order.run_folder)
@@ -372,7 +372,7 @@ def test_probe_on_a_lost_allocation_is_cut_and_the_next_one_gets_another(bench: 
     assert isinstance(bench.finish(bench.start()).outcome, Measurement)
 
 
-@runs(quick=LOCAL, elsewhere=True)
+@runs(quick=LOCAL, on_batch=True)
 def test_probe_of_a_killed_driver_is_lost_with_its_processes(
     bench: RunBench, tmp_path: Path
 ) -> None:
@@ -386,7 +386,7 @@ def test_probe_of_a_killed_driver_is_lost_with_its_processes(
 
 
 # On this machine processes notice a dead driver alone; Ray notices another one itself.
-@runs(places=(BATCH,), quick=(), elsewhere=True)
+@runs(places=(BATCH,), quick=(), on_batch=True)
 def test_probe_of_a_driver_that_stands_still_is_ended_on_other_nodes(
     bench: RunBench, tmp_path: Path
 ) -> None:
@@ -544,7 +544,7 @@ def test_training_that_is_interrupted_leaves_nothing(bench: RunBench, tmp_path: 
     nothing_is_left(tmp_path)
 
 
-@runs(places=(BATCH,), quick=(), elsewhere=True)
+@runs(places=(BATCH,), quick=(), on_batch=True)
 def test_training_that_loses_its_allocation_goes_on_in_another(
     bench: RunBench, tmp_path: Path
 ) -> None:
@@ -554,7 +554,7 @@ def test_training_that_loses_its_allocation_goes_on_in_another(
     assert "has ended: PBS: exit status 271, ended by qdel" in failed["why"]
 
 
-@runs(places=(BATCH, RAY), quick=(), elsewhere=True)
+@runs(places=(BATCH, RAY), quick=(), on_batch=True)
 def test_training_that_loses_a_node_goes_on_on_others(bench: RunBench, tmp_path: Path) -> None:
     events = restarted(bench, tmp_path, lambda: bench.lose_node(tmp_path))
     assert [event["kind"] for event in events.named("failed")] == ["lost"]
