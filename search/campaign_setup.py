@@ -69,8 +69,8 @@ def runnable(spec: CampaignSpec) -> Survey:
 def prepare(
     spec: CampaignSpec, surveyed: Survey | None = None, *, needs_nodes: bool = True
 ) -> None:
-    """Raise `InvalidInput` if the campaign's probes cannot run on this machine, or if Ray is not
-    there. Without `needs_nodes` Ray is not looked for.
+    """Raise `InvalidInput` if the campaign's probes cannot run on this machine, or if what provides
+    its nodes cannot be found. Without `needs_nodes` that is not looked for.
     """
     recipes = (surveyed or spec.survey()).recipes
     if spec.evaluator_kind.trains:

@@ -170,7 +170,8 @@ class Budget:
     """Outcomes, failures and repeated measurements included; by default no limit."""
     minutes: float | None = None
     """The driver's own time over all its runs, except while all of its probes wait for nodes that
-    it has requested; by default no limit."""
+    it has requested; by default no limit.
+    """
     node_hours: float | None = None
     """Nodes times hours of probes, failures included; by default no limit."""
     cost: float | None = None

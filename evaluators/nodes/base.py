@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from frontrunner.evaluators.nodes.fork_server import ProcessKind, ServerSettings
+from frontrunner.evaluators.nodes.fork_server import ProcessKind
 from frontrunner.evaluators.protocol import NodeCheck, ProbeOrder
 
 
@@ -25,7 +25,6 @@ class Start:
     """
 
     kind: ProcessKind
-    server: ServerSettings
     scratch: Path | None = None
 
 

@@ -22,7 +22,7 @@ from frontrunner.evaluators.nodes.agent import (
 from frontrunner.evaluators.nodes.allocations import Pool, Waiting
 from frontrunner.evaluators.nodes.backends import HeldAllocation, Placed, backend_of
 from frontrunner.evaluators.nodes.base import Left, Nodes, Processes, Start
-from frontrunner.evaluators.nodes.fork_server import ProcessKind
+from frontrunner.evaluators.nodes.fork_server import ProcessKind, ServerSettings
 from frontrunner.evaluators.nodes.settings import NodeSource
 from frontrunner.evaluators.protocol import NodeCheck, ProbeOrder, ProbeSetup
 from frontrunner.evaluators.runs.files import tail, write_json
@@ -63,14 +63,16 @@ def expected_s(deadline_s: float, longest_s: float | None) -> float:
 
 
 class SourceNodes(Nodes):
-    """The nodes of a source, on which orders start as steps once enough of them are free."""
+    """The nodes of a source, on which orders start as steps once enough of them are free. The fork
+    servers on them have the settings `server`.
+    """
 
     poll_s = POLL_S
 
-    def __init__(self, setup: ProbeSetup, source: NodeSource) -> None:
+    def __init__(self, setup: ProbeSetup, source: NodeSource, server: ServerSettings) -> None:
         self.are_local = source.held is not None
         self.takes_others = source.held is None
-        self._setup = setup
+        self._setup, self._server = setup, server
         self._backend = backend_of(source.backend)
         folder = (
             setup.work_folder.resolve()
@@ -118,7 +120,7 @@ class SourceNodes(Nodes):
         """Start the step of an order on the nodes that `place` found."""
         setup, settings = self._setup, self._setup.dispatch
         allocation, hosts = self._placed.pop(order.token)
-        variables = {**start.server.environment, DRIVER: f"{os.uname().nodename}:{os.getpid()}"}
+        variables = {**self._server.environment, DRIVER: f"{os.uname().nodename}:{os.getpid()}"}
         if len(hosts) > 1:  # the loopback connects only one node's processes
             variables.pop("GLOO_SOCKET_IFNAME", None)
         if (interface := settings.network_interface) is not None:
@@ -128,7 +130,7 @@ class SourceNodes(Nodes):
             hosts,
             token=order.token,
             world_size=order.recipe.devices,
-            engines=start.server.engines,
+            engines=self._server.engines,
             environment=variables,
             deadline_s=setup.probe.deadline_s + START_TIMEOUT_S,
             scratch=None if start.scratch is None else str(start.scratch),

@@ -93,7 +93,7 @@ class ForkRequest:
     on, or, with a `place`, one supervisor of the command in `folder`. Then `first` is the number of
     its node.
 
-    The server removes the folder `scratch` if it has to end before the ranks do.
+    The server removes the folder `scratch` when it ends; earlier its starter does.
     """
 
     token: str
@@ -287,6 +287,8 @@ class ForkServer:
         """By process id."""
         self.groups: dict[str, ControlGroup | None] = {}
         """Control groups of ranks, by token."""
+        self.scratch: set[str] = set()
+        """Scratch folders of all orders. A starter that was killed may not have removed them."""
         self.pid = os.getpid()
         self._heartbeat = RunHeartbeat()
         self._pipe = pipe
@@ -320,14 +322,13 @@ class ForkServer:
             processes.kill_rank(pid)
         for token in list(self.groups):
             self._remove_group(token)
-        scratch = {one.request.scratch for one in ranks.values() if one.request.scratch is not None}
         end_s = time.monotonic() + processes.KILL_GRACE_S
-        while scratch and ranks and time.monotonic() < end_s:  # they may still write to it
+        while self.scratch and ranks and time.monotonic() < end_s:  # they may still write there
             for pid in list(ranks):
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     del ranks[pid]
             time.sleep(END_POLL_S)
-        for folder in scratch:
+        for folder in self.scratch:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _wait_and_pass_on(self, wake_read: int) -> None:
@@ -349,6 +350,8 @@ class ForkServer:
     def _start(self, request: ForkRequest) -> None:
         if request.place is None:  # a supervisor makes one for its command
             self.groups[request.token] = ControlGroup.create(request.token)
+        if request.scratch is not None:
+            self.scratch.add(request.scratch)
         pids, unforked = [], []
         for number in request.numbers:
             try:
@@ -359,6 +362,8 @@ class ForkServer:
                 pids.append(0)
                 unforked.append(number)
         self._report({"started": request.token, "pids": pids})
+        if len(unforked) == request.count:
+            self._remove_group(request.token)
         for number in unforked:
             self._report_exit(request, number, RAISED)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from frontrunner.evaluators.nodes.base import Processes, Start
-from frontrunner.evaluators.nodes.fork_server import ProcessKind, ServerSettings
+from frontrunner.evaluators.nodes.fork_server import ProcessKind
 from frontrunner.evaluators.nodes.supervisor import ENDED, LOG, ORDER, RUN_TAG, of_node
 from frontrunner.evaluators.programs import command as commands
 from frontrunner.evaluators.programs.base import Program
@@ -60,7 +60,7 @@ def start_of_command(order: ProbeOrder, setup: ProbeSetup) -> Start:
     for node in range(nodes_used(order.recipe, setup.problem)):
         for name in (LOG, ENDED):
             (order.run_folder / of_node(name, node)).touch()
-    return Start(kind=ProcessKind.COMMAND, server=ServerSettings())
+    return Start(kind=ProcessKind.COMMAND)
 
 
 def write_run(

@@ -332,7 +332,6 @@ class RankStarts(Starts[ReplayWatch]):
         self._follower.note("start", number=number, from_checkpoint=self.reached())
         start = Start(
             kind=ProcessKind.RANKS,
-            server=chosen.server,
             scratch=disk_folder(self._setup, chosen.recipe, chosen.folder),
         )
         return ReplayWatch(order, chosen, self._nodes.start(order, start))

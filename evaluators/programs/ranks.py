@@ -60,7 +60,7 @@ class RankProgram(Program):
         """Write the job of the ranks."""
         job = self._make_job(self.setup, order.recipe, order.run_folder, self.tokens)
         write_job(order, job, self.setup)
-        return Start(kind=ProcessKind.RANKS, server=self.server, scratch=self.scratch(order))
+        return Start(kind=ProcessKind.RANKS, scratch=self.scratch(order))
 
     def watch(self, order: ProbeOrder, processes: Processes) -> RankWatch:
         """Follow the ranks."""

@@ -123,5 +123,5 @@ def probes_on(source: NodeSource | None, program: Program) -> Probes:
     """Return the evaluator of a program on the nodes of a source, or on this machine for None."""
     setup = program.setup
     if source is not None:
-        return Probes(program, SourceNodes(setup, source))
+        return Probes(program, SourceNodes(setup, source, program.server))
     return Probes(program, ThisMachine(setup.work_folder, program.server))

@@ -184,9 +184,9 @@ def with_walltime(setup: ProbeSetup, walltime: str | None) -> ProbeSetup:
 
 
 def nodes_of(chosen: PlannedReplay, setup: ProbeSetup) -> Nodes:
-    """Return the nodes that a replay trains on, which can start ranks where they are forked."""
+    """Return the nodes that a replay trains on."""
     if chosen.source is not None:
-        return SourceNodes(setup, chosen.source)
+        return SourceNodes(setup, chosen.source, chosen.server)
     return ThisMachine(setup.work_folder, chosen.server, end_s=end_of_job())
 
 

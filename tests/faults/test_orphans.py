@@ -99,7 +99,7 @@ def test_a_rank_of_a_command_is_found_and_ends_when_its_supervisor_is_killed(
     setup = setup_of(tmp_path)
     write_run(request_of(setup, one.recipe, one.run_folder), command, setup.command)
     machine = ThisMachine(tmp_path, ServerSettings())
-    run = machine.start(one, Start(kind=ProcessKind.COMMAND, server=ServerSettings()))
+    run = machine.start(one, Start(kind=ProcessKind.COMMAND))
     try:
         wait_for(lambda: len(marked(RUN_TAG, str(one.run_folder))) == 2)
         family = marked(RUN_TAG, str(one.run_folder))

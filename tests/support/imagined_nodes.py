@@ -170,7 +170,7 @@ class ImaginedNodes(SourceNodes):
     """Nodes on which time passes from look to look."""
 
     def __init__(self, setup: ProbeSetup, source: NodeSource, world: World) -> None:
-        super().__init__(setup, source)
+        super().__init__(setup, source, ServerSettings())
         self._world = world
 
     def poll(self, timeout_s: float) -> None:
@@ -192,7 +192,7 @@ class ImaginedProgram(Program):
     def prepare(self, order: ProbeOrder) -> Start:
         self._world.orders[order.token] = order
         order.run_folder.mkdir(parents=True, exist_ok=True)
-        return Start(kind=ProcessKind.COMMAND, server=ServerSettings())
+        return Start(kind=ProcessKind.COMMAND)
 
     def watch(self, order: ProbeOrder, processes: Any) -> Watch:
         return ImaginedWatch(order, self.setup, processes)

@@ -68,6 +68,24 @@ def leave_one_behind(request: ForkRequest, rank: int) -> None:
     Path(request.folder, f"left-{rank}").write_text(str(left.pid))
 
 
+def ended_ranks(folder: Path, count: int, **more: str) -> list[int]:
+    """Have a server fork ranks that end by themselves, end it, and return their numbers."""
+    (folder / "job.json").touch()
+    here, there = Pipe()
+    server = os.fork()
+    if server == 0:
+        here.close()
+        ForkServer(there).serve()
+        os._exit(0)
+    there.close()
+    request = ForkRequest(token="1", folder=str(folder), world_size=count, count=count, **more)
+    here.send_bytes(json.dumps(asdict(request)).encode())
+    told = [json.loads(here.recv_bytes()) for _ in range(2 + count)]
+    here.close()
+    os.waitpid(server, 0)
+    return sorted(one["number"] for one in told if "exited" in one)
+
+
 def test_what_ranks_leave_behind_in_sessions_of_their_own_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,23 +94,20 @@ def test_what_ranks_leave_behind_in_sessions_of_their_own_is_ended(
         pytest.skip("this process may not create control groups (cgroup v2)")
     group.remove()
     monkeypatch.setattr(fork_server, "_run_rank", leave_one_behind)
-    here, there = Pipe()
-    server = os.fork()
-    if server == 0:
-        here.close()
-        ForkServer(there).serve()
-        os._exit(0)
-    there.close()
-    (tmp_path / "job.json").touch()
-    request = ForkRequest(token="1", folder=str(tmp_path), world_size=2, count=2)
-    here.send_bytes(json.dumps(asdict(request)).encode())
-    told = [json.loads(here.recv_bytes()) for _ in ("ready", "started", "exited", "exited")]
+    assert ended_ranks(tmp_path, 2) == [0, 1]
     left = [int((tmp_path / f"left-{rank}").read_text()) for rank in (0, 1)]
-    here.close()
-    os.waitpid(server, 0)
-
-    assert sorted(one["number"] for one in told[2:]) == [0, 1]
     wait_for(lambda: not any(psutil.pid_exists(p) and is_alive(psutil.Process(p)) for p in left))
+
+
+def test_a_server_removes_scratch_folders_whose_starter_did_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks have ended, and their starter is killed before it has removed the folder."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(fork_server, "_run_rank", lambda *_: None)
+    assert ended_ranks(tmp_path, 1, scratch=str(scratch)) == [0]
+    assert not scratch.exists()
 
 
 def test_ranks_that_cannot_be_forked_fail_alone(

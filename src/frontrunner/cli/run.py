@@ -429,7 +429,7 @@ PRINTED_STEPS = 20
     type=click.IntRange(0, 1000),
     default=3,
     show_default=True,
-    help="Starts again after failures in a row without a new checkpoint.",
+    help="Most failures in a row, without a new checkpoint, that it is started again after.",
 )
 @click.option(
     "--stop-margin",
