@@ -69,9 +69,10 @@ def faults(
         if finding.is_fault:
             yield "broken_rules", f"{finding.rule}: {finding.rows}"
     yield from _lost(attempts, acknowledged)
-    yield from _doubled(attempts, repeats, reused)
+    # A trial that took over an earlier campaign's outcome may be probed again to confirm it.
+    probed = [a for a in attempts if Path(a["run_folder"]).parent == spec.run_folder]
+    yield from _doubled(attempts, probed, repeats)
     yield from _misattributed(store, spec, campaign["id"])
-    probed = [attempt for attempt in attempts if attempt["trial"] not in reused]
     yield from _against_files(probed, spec, was_taken_over=was_taken_over)
     yield from _over_budget(campaign, attempts, spec, reused=len(reused))
     yield from _over_hard_minutes(campaign, spec, [] if was_taken_over else overtimes_s)
@@ -107,9 +108,7 @@ def _lost(attempts: Any, acknowledged: Path) -> Iterator[Fault]:
         yield "lost", f"{count} x {missing}"
 
 
-def _doubled(
-    attempts: Any, repeats: Mapping[int, int], reused: Mapping[int, int]
-) -> Iterator[Fault]:
+def _doubled(attempts: Any, probed: Any, repeats: Mapping[int, int]) -> Iterator[Fault]:
     """A recipe has one trial, a trial one measurement and one more for each repeat, a run folder
     one attempt.
     """
@@ -124,7 +123,7 @@ def _doubled(
                 "doubled",
                 f"trial {trial} has {count} measurements and {repeats.get(trial, 0)} repeats",
             )
-    folders = Counter(a["run_folder"] for a in attempts if a["trial"] not in reused)
+    folders = Counter(a["run_folder"] for a in probed)
     for folder, count in folders.items():
         if count > 1:
             yield "doubled", f"{count} attempts in {folder}"
