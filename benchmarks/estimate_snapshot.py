@@ -100,7 +100,7 @@ def recipes_of(problem: Problem, generator: random.Random) -> list[Any]:
 
 def figures_of_presets() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the figures of every drawn recipe, under a name of its own."""
-    generator = random.Random(1)  # noqa: S311 - a draw of recipes, not a secret
+    generator = random.Random(1)
     for number, problem in enumerate(problems()):
         model = problem.model
         flops = {
@@ -138,7 +138,7 @@ def figures_of_tables(paths: list[Path]) -> Iterator[tuple[str, dict[str, Any]]]
     for path in paths:
         table = read(path)
         for places, sample in table.parts:
-            machine = Machine.of(sample.cluster, sample.precision, sample.software)
+            machine = Machine.of(sample.cluster, sample.precision, sample.code)
             time, memory = step_time(machine, sample.work), peak_memory(machine, sample.work)
             deviation = log_deviation(machine, sample.work, memory)
             columns = {f"time {name}": column for name, column in vars(time).items()}

@@ -27,8 +27,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from frontrunner.evaluators.analytic.codes import MEGATRON_DEEPSPEED, with_traits
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.software import MEGATRON_DEEPSPEED, with_traits
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links

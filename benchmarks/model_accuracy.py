@@ -44,13 +44,22 @@ from table_accuracy import (
     summary,
 )
 
+from frontrunner.config.campaign import preset_model
 from frontrunner.evaluators.analytic.accuracy_bounds import FASTER_THAN_NEEDED
+from frontrunner.evaluators.analytic.codes import FRONTRUNNER
 from frontrunner.evaluators.analytic.estimates import ROWS_AT_ONCE
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import peak_memory
-from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.evaluators.analytic.workload import Workload
+from frontrunner.evaluators.analytic.workload import (
+    Degrees,
+    LayerChoices,
+    PipelineLayers,
+    ScheduleRows,
+    ShardingRows,
+    StateRows,
+    Workload,
+)
 from frontrunner.evaluators.tables.rows import software_of
 from frontrunner.evaluators.tables.workloads import Table, read
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
@@ -73,22 +82,30 @@ def recipes_per_second() -> float:
 
     ways, ranks, replicas = power(3), power(4), power(6)
     yes = generator.random(SPEED_ROWS) < 0.5
-    one, no = np.ones(1), np.zeros(1, dtype=bool)
+    layers = (96 / ranks,)
     work = Workload(
-        layers=one * 96, hidden=one * 12288, heads=one * 96, q_hidden=one * 12288,
-        kv_hidden=one * 12288,
-        ffn_hidden=one * 49152, ffn_matrices=one * 2, vocabulary=one * 51200,
-        sequence_length=one * 2048,
-        tied_embeddings=no, rotary=~no,
-        fused_attention=~no, bytes_per_value=one * 2, tensor_parallel=ways, pipeline_parallel=ranks,
-        data_parallel=replicas, virtual_stages=np.where(ranks > 1, power(1), 1),
-        micro_batch_seqs=power(3),
-        accumulation=power(7), sharding_parameters=np.where(yes, replicas, 1),
-        sharding_gradients=np.where(yes, replicas, 1), sharding_optimizer=replicas,
-        recompute_full=generator.random(SPEED_ROWS) < 0.5, sequence_parallel=yes,
-        layers_first=96 / ranks,
-        layers_middle=96 / ranks, layers_last=96 / ranks, head_on_first=ranks == 1,
-    )  # fmt: skip
+        model=preset_model("frontier-175b"),
+        sequence_length=2048,
+        bytes_per_value=2.0,
+        fused_attention=True,
+        degrees=Degrees(tensor=ways, pipeline=ranks, data=replicas),
+        sharding=ShardingRows(
+            parameters=np.where(yes, replicas, 1),
+            gradients=np.where(yes, replicas, 1),
+            optimizer=replicas,
+        ),
+        schedule=ScheduleRows(
+            micro_batch_seqs=power(3),
+            accumulation=power(7),
+            virtual_stages=np.where(ranks > 1, power(1), 1),
+            head_on_first=ranks == 1,
+        ),
+        choices=LayerChoices(
+            recompute_full=generator.random(SPEED_ROWS) < 0.5, sequence_parallel=yes
+        ),
+        states=StateRows(),
+        layers=PipelineLayers(first=layers, middle=layers, last=layers),
+    )
     cluster = Cluster(
         name="speed", device="a100-80gb", backend="cuda", nodes=128, devices_per_node=8,
         memory_gib_per_device=80,

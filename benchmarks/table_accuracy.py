@@ -19,13 +19,14 @@ from frontrunner.evaluators.analytic.accuracy_bounds import (
     at_best,
     log_bounds,
 )
+from frontrunner.evaluators.analytic.arrays import Rows
+from frontrunner.evaluators.analytic.codes import KNOWN, UNKNOWN, coded, with_traits
 from frontrunner.evaluators.analytic.fit import Bounds, most_probable, shipped
 from frontrunner.evaluators.analytic.machine import BOUNDS, Machine, assumptions
 from frontrunner.evaluators.analytic.memory import MemoryKind, log_deviation, peak_memory
 from frontrunner.evaluators.analytic.priors import DEVIATIONS, NORMAL_95
-from frontrunner.evaluators.analytic.software import KNOWN, UNKNOWN, Software, coded, with_traits
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.evaluators.analytic.workload import Rows
+from frontrunner.evaluators.analytic.training_code import TrainingCode
 from frontrunner.evaluators.tables.rows import software_of
 from frontrunner.evaluators.tables.schema import Row
 from frontrunner.evaluators.tables.workloads import Table
@@ -183,7 +184,7 @@ def judged(table: Table, predicted_s: Times, *, worst: int = 5) -> Figures:
         least_s=0.0,
     )
     for places, part in table.parts:
-        machine = Machine.of(part.cluster, part.precision, part.software)
+        machine = Machine.of(part.cluster, part.precision, part.code)
         peak = peak_memory(machine, part.work)
         rows.loc[places, "memory_gib"] = peak.total / 2**30
         rows.loc[places, "needed_deviation"] = log_deviation(machine, part.work, peak)
@@ -197,8 +198,8 @@ def judged(table: Table, predicted_s: Times, *, worst: int = 5) -> Figures:
             [log_deviation(machine, part.work, peak, kind) for kind in MEMORY_KINDS],
         )
         rows.loc[places, "limit_gib"] = part.cluster.memory_gib_per_device
-        unjudged = part.work.context_parallel > 1
-        bounds = log_bounds(part.cluster, part.precision, part.software, part.work, unjudged)
+        unjudged = part.work.degrees.context > 1
+        bounds = log_bounds(part.cluster, part.precision, part.code, part.work, unjudged)
         rows.loc[places, "below"], rows.loc[places, "above"] = bounds
         rows.loc[places, "several_nodes"] = rows.gpus[places] > part.cluster.devices_per_node
         if not assumptions(part.cluster, part.precision) and part.precision != "fp32":
@@ -333,7 +334,7 @@ def of_unknown_code(table: Table) -> Table:
     name.
     """
 
-    def unknown(place: int) -> Software:
+    def unknown(place: int) -> TrainingCode:
         found = software_of(table.rows[place])
         stated, own = (
             SoftwareSettings(attention=found.attention, norm=found.norm),
@@ -346,7 +347,7 @@ def of_unknown_code(table: Table) -> Table:
 
     found = replace(table)
     vars(found)["parts"] = tuple(
-        (places, replace(sample, software=unknown(places[0]))) for places, sample in table.parts
+        (places, replace(sample, code=unknown(places[0]))) for places, sample in table.parts
     )
     return found
 

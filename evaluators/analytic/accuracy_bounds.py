@@ -13,10 +13,18 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 
+from frontrunner.evaluators.analytic.arrays import Flags, Rows
+from frontrunner.evaluators.analytic.codes import (
+    ENGINES,
+    FRONTRUNNER,
+    UNKNOWN,
+    coded,
+    described,
+    known_as,
+)
 from frontrunner.evaluators.analytic.compared import (
     Accuracy,
     held_back,
@@ -26,11 +34,12 @@ from frontrunner.evaluators.analytic.compared import (
 from frontrunner.evaluators.analytic.machine import (
     ASSUMED,
     BOUNDS,
-    SOFTWARE_CONSTANTS,
+    CODE_CONSTANTS,
     Machine,
     assumptions,
     fit_of,
 )
+from frontrunner.evaluators.analytic.parts import mixture
 from frontrunner.evaluators.analytic.priors import (
     ALIKE,
     ASSUMED_DEVIATIONS,
@@ -49,17 +58,9 @@ from frontrunner.evaluators.analytic.priors import (
     of_network,
     scaled_by,
 )
-from frontrunner.evaluators.analytic.software import (
-    ENGINES,
-    FRONTRUNNER,
-    UNKNOWN,
-    Software,
-    coded,
-    described,
-    known_as,
-)
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
+from frontrunner.evaluators.analytic.training_code import TrainingCode
+from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.cluster import Cluster, FittedCode
 from frontrunner.spaces.columns import each
 from frontrunner.spaces.problem import Problem, SoftwareSettings
@@ -270,7 +271,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
     )
 
 
-def accuracy_of(problem: Problem, codes: Sequence[Software]) -> Accuracy | None:
+def accuracy_of(problem: Problem, codes: Sequence[TrainingCode]) -> Accuracy | None:
     """Return the error measured nearest to the problem; all statements of accuracy are this one.
 
     It is that of the cluster file's own steps, as far as it has some: of a fit to one of the codes,
@@ -290,7 +291,7 @@ def _used_fit(fit: FittedCode) -> str:
     return f"constants are fitted to {fit.rows} steps of {fit.code} on up to {nodes} ({fit.source})"
 
 
-def _unused_fits(cluster: Cluster, codes: Sequence[Software], precision: str) -> list[str]:
+def _unused_fits(cluster: Cluster, codes: Sequence[TrainingCode], precision: str) -> list[str]:
     """Return a remark for each code without a fit of its own, where the cluster has fits of
     others.
     """
@@ -364,7 +365,7 @@ class Unknown:
 
 
 def unknown_of(
-    cluster: Cluster, precision: str, software: Software, work: Workload, unjudged: Flags
+    cluster: Cluster, precision: str, code: TrainingCode, work: Workload, unjudged: Flags
 ) -> Unknown:
     """Return what is not known of the rows' step times.
 
@@ -373,8 +374,8 @@ def unknown_of(
     posterior is left, and a row is as far off as those that were held back. The error that a
     cluster states of its own rows holds all that it states or they feel.
     """
-    fit, machine = fit_of(cluster, precision, software), Machine.of(cluster, precision, software)
-    share = 1.0 if software.stands_for else SHIPPED_SHARE  # of a code that nobody compared
+    fit, machine = fit_of(cluster, precision, code), Machine.of(cluster, precision, code)
+    share = 1.0 if code.stands_for else SHIPPED_SHARE  # of a code that nobody compared
     deviations: dict[str, float | Rows] = {**prior_deviations(cluster, precision, share)}
     row, own = ROW_ERROR, own_error(cluster, precision)
     waits: list[Direction] = [{"exchange_s": UNSEEN_EXCHANGE}]
@@ -385,60 +386,58 @@ def unknown_of(
         row, guessed = MEAN_TO_DEVIATION * own, scaled_by(assumed(cluster, precision))
         deviations = {name: deviations[name] for name in guessed}
         waits = []
-    nodes = work.devices / cluster.devices_per_node
+    nodes = work.degrees.devices / cluster.devices_per_node
     if network := deviations.get("network_links"):
         deviations["network_links"] = grown(cluster, precision, network, nodes)
-    if software.stands_for:  # whose host and overlap nobody has measured either
-        own_constants = [name for name in SOFTWARE_CONSTANTS if name in deviations]
+    if code.stands_for:  # whose host and overlap nobody has measured either
+        own_constants = [name for name in CODE_CONSTANTS if name in deviations]
         deviations |= {name: OTHER_DEVICES * deviations[name] for name in own_constants}
-    is_uneven = (work.expert_deviation > 0) & (machine.efficiencies.rank_imbalance is None)
-    experts = (work.experts > 0) * np.hypot(EXPERTS_ERROR, is_uneven * ROUTED_ERROR)
+    is_uneven = mixture.deviation(work.model) > 0 and machine.efficiencies.rank_imbalance is None
+    experts = bool(work.model.experts) * np.hypot(EXPERTS_ERROR, is_uneven * ROUTED_ERROR)
     choices = np.broadcast_arrays(_gains(machine, work), unjudged * UNJUDGED_ERROR, experts)
     beyond = [] if fit is None else [of_network(_beyond(fit, nodes, deviations["network_links"]))]
     independent = [*directions(deviations, fit), *beyond, *waits]
     return Unknown(
-        changes=end_changes(cluster, precision, software, work, independent),
+        changes=end_changes(cluster, precision, code, work, independent),
         row=row,
         choices=np.stack(choices) ** 2,
-        codes=(0.0, 0.0)
-        if _knows_code(fit)
-        else _between_codes(cluster, precision, software, work),
+        codes=(0.0, 0.0) if _knows_code(fit) else _between_codes(cluster, precision, code, work),
     )
 
 
 def log_bounds(
-    cluster: Cluster, precision: str, software: Software, work: Workload, unjudged: Flags
+    cluster: Cluster, precision: str, code: TrainingCode, work: Workload, unjudged: Flags
 ) -> tuple[Rows, Rows]:
     """Return how far the 95 % bounds of each row's step time are below and above its estimate, as
     logarithms.
 
     No step is faster than the matrix products that it needs (`least_step_s`).
     """
-    unknown = unknown_of(cluster, precision, software, work, unjudged)
+    unknown = unknown_of(cluster, precision, code, work, unjudged)
     below, above = log_ends(unknown.changes)
     others = NORMAL_95**2 * (unknown.row**2 + unknown.choices.sum(axis=0))
     if (
         cluster.backend == "cpu" and cluster.matmul_flops(precision) is None
     ):  # ranks may share a core
-        above = np.hypot(above, np.log(np.minimum(work.devices, cluster.devices_per_node)))
+        above = np.hypot(above, np.log(np.minimum(work.degrees.devices, cluster.devices_per_node)))
     faster, slower = unknown.codes
     below = np.sqrt(below**2 + others + faster)
     if cluster.backend != "cpu":
-        expected_s = step_time(Machine.of(cluster, precision, software), work).total
-        least_s = least_step_s(cluster, precision, software, work)
+        expected_s = step_time(Machine.of(cluster, precision, code), work).total
+        least_s = least_step_s(cluster, precision, code, work)
         below = np.minimum(below, np.log(np.maximum(expected_s / least_s, 1.0)))
     return below, np.sqrt(above**2 + others + slower)
 
 
 def log_gain_over_first(
-    cluster: Cluster, precision: str, software: Software, work: Workload, unjudged: Flags
+    cluster: Cluster, precision: str, code: TrainingCode, work: Workload, unjudged: Flags
 ) -> Rows:
     """Return how much faster than estimated each row may be against the first one, as logarithms.
 
     It is the 95 % end. What changes both rows alike does not change their order: only differences
     count.
     """
-    unknown = unknown_of(cluster, precision, software, work, unjudged)
+    unknown = unknown_of(cluster, precision, code, work, unjudged)
     closer, _ = log_ends(unknown.changes - unknown.changes[:, :, :1])
     choices = np.abs(unknown.choices - unknown.choices[:, :1]).sum(axis=0)
     found: Rows = np.sqrt(closer**2 + NORMAL_95**2 * (2 * unknown.row**2 + choices))
@@ -451,13 +450,13 @@ def most_matmul_share(cluster: Cluster) -> float:
     return min(MOST_OVER_SHARE * share, 1.0)
 
 
-def least_step_s(cluster: Cluster, precision: str, software: Software, work: Workload) -> Rows:
+def least_step_s(cluster: Cluster, precision: str, code: TrainingCode, work: Workload) -> Rows:
     """Return the time of each row's matrix products at the most that they plausibly reach.
 
     Products that are computed a second time count, and so does the pipeline's bubble; data move in
     no time.
     """
-    machine = Machine.of(cluster, precision, software)
+    machine = Machine.of(cluster, precision, code)
     usual = cluster.matmul_share or ASSUMED["matmul_share"]
     faster = most_matmul_share(cluster) / usual
     if cluster.matmul_flops(precision) is not None:
@@ -520,19 +519,19 @@ def _gains(machine: Machine, work: Workload) -> Rows:
     """Return how far the gains of compiling and of products in 8 bits are off, as the deviation of
     a logarithm.
     """
-    found: Rows = np.where(work.fp8 > 0, FP8_ERROR, 0.0)
-    if work.compile.any():
-        plain: Workload = replace(
-            work, compile=np.zeros_like(work.compile), fp8=np.zeros_like(work.fp8)
-        )
-        compiled: Workload = replace(plain, compile=work.compile)
+    found: Rows = np.where(work.choices.fp8 > 0, FP8_ERROR, 0.0)
+    if work.choices.compile.any():
+        eager = np.zeros_like(work.choices.compile)
+        choices = replace(work.choices, fp8=np.zeros_like(work.choices.fp8))
+        plain = replace(work, choices=replace(choices, compile=eager))
+        compiled = replace(work, choices=choices)
         gain = np.log(step_time(machine, plain).total / step_time(machine, compiled).total)
         found = np.sqrt(found**2 + (COMPILE_SHARE * gain) ** 2)
     return found
 
 
 def _between_codes(
-    cluster: Cluster, precision: str, software: Software, work: Workload
+    cluster: Cluster, precision: str, code: TrainingCode, work: Workload
 ) -> tuple[Rows, Rows]:
     """Return the squared 95 % bounds, as logarithms, of the step times of the codes that an unknown
     one stands for.
@@ -540,7 +539,7 @@ def _between_codes(
     bare = replace(cluster, fitted=())
     times = [
         np.log(step_time(Machine.of(bare, precision, one), work).total)
-        for one in (software, *software.stands_for)
+        for one in (code, *code.stands_for)
     ]
     off = np.stack(times[1:] or times) - times[0]
     # Each side is half of a normal: the mean over all codes is half its square.
@@ -568,14 +567,14 @@ def mean_error(below: float, above: float) -> float:
     return more - math.exp(faster.variance / 2) * faster.cdf(-faster.variance)
 
 
-def assumed(cluster: Cluster, precision: str, software: Software | None = None) -> tuple[str, ...]:
+def assumed(cluster: Cluster, precision: str, code: TrainingCode | None = None) -> tuple[str, ...]:
     """Return the cluster's keys that take a common value, but for those whose error a fit to steps
     holds.
 
-    It is that of a constant that was fitted to steps of the code `software`, or an error that the
+    It is that of a constant that was fitted to steps of `code`, or an error that the
     cluster states.
     """
-    keys, fit = assumptions(cluster, precision), software and fit_of(cluster, precision, software)
+    keys, fit = assumptions(cluster, precision), code and fit_of(cluster, precision, code)
     if fit:
         known = {one.name for one in fit.constants}
         return tuple(
@@ -635,38 +634,35 @@ def at_best(machine: Machine) -> Machine:
     """Return the machine without what makes one training code, host or library slower than
     another.
     """
-    at_once: dict[str, Any] = {
-        "host_layer_s": 0.0,
-        "host_collective_s": 0.0,
-        "gradient_overlap": 1.0,
-    }
-    at_once |= {
-        "norm": "fused",
-        "gate": "fused",
-        "rotary": "fused",
-        "softmax": "fused",
-        "flash": 2,
-        "dropout": False,
-    }
-    at_once |= {
-        "wide_gradients": False,
-        "reduces_wide": False,
-        "reduces_whole": False,
-        "exchange_s": 0.0,
-    }
-    at_once |= {"overlaps_unsharded": True, "overlaps_scattered": True, "graphs": "step"}
-    at_once |= dict.fromkeys(("overlaps_interleaved", "overlaps_tensor", "overlaps_dispatch"), True)
-    at_once |= {
-        "permutation": "fused",
-        "dispatches_once": True,
-        "fuses_accumulation": True,
-    }
-    software = replace(machine.software, **at_once)
+    code = machine.code.changed(
+        host_layer_s=0.0,
+        host_collective_s=0.0,
+        gradient_overlap=1.0,
+        exchange_s=0.0,
+        cuda_graphs="step",
+        kernels__norm="fused",
+        kernels__gate="fused",
+        kernels__rotary="fused",
+        kernels__softmax="fused",
+        kernels__permutation="fused",
+        kernels__flash=2,
+        kernels__dropout=False,
+        gradients__wide=False,
+        gradients__reduced_wide=False,
+        gradients__reduced_whole=False,
+        gradients__overlaps_unsharded=True,
+        gradients__overlaps_scattered=True,
+        pipeline__overlaps_interleaved=True,
+        products__overlaps_tensor_traffic=True,
+        products__fuses_accumulation=True,
+        experts__overlaps_dispatch=True,
+        experts__dispatches_once=True,
+    )
     efficiencies = replace(machine.efficiencies, **dict.fromkeys(LOSSES, 0.0))
     efficiencies = replace(efficiencies, fused_attention_forward=1.0, fused_attention_backward=1.0)
     return replace(
         machine,
-        software=software,
+        code=code,
         efficiencies=efficiencies,
         attention_scale=max(1.0, machine.attention_scale),
     )

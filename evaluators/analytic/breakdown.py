@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from frontrunner.evaluators.analytic.accuracy_bounds import Trust, has_times, trust_in
+from frontrunner.evaluators.analytic.codes import coded
 from frontrunner.evaluators.analytic.estimates import Estimate, estimate_many, not_modelled
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import memory_of_ranks
-from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.analytic.step import busy_of_ranks
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.runs.measure import rates
@@ -177,14 +177,16 @@ def breakdown(
 def pipeline_ranks(recipe: Recipe, problem: Problem) -> tuple[PipelineRank, ...]:
     """Return the ranks of the recipe's pipeline that differ, from the embedding to the head."""
     machine = Machine.of(problem.cluster, problem.precision, coded(problem.software, recipe.engine))
-    work = Workload.of([recipe], problem, machine.software.pipeline_split)
+    work = Workload.of([recipe], problem, machine.code.pipeline.layer_split)
     if recipe.pipeline_parallel == 1:
         holds = ("the whole model", "", "")
     elif recipe.schedule in V_SHAPED_SCHEDULES:
         holds = ("embedding, head", "layers", "")
     else:
         holds = ("embedding", "layers" if recipe.pipeline_parallel > 2 else "", "head")
-    layers = (work.layers_first, work.layers_middle, work.layers_last)
+    layers = (
+        np.sum(of, axis=0) for of in (work.layers.first, work.layers.middle, work.layers.last)
+    )
     ranks = zip(
         holds, layers, busy_of_ranks(machine, work), memory_of_ranks(machine, work), strict=True
     )

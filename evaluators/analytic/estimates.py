@@ -25,6 +25,8 @@ from frontrunner.evaluators.analytic.accuracy_bounds import (
     trust_in,
     unvalidated,
 )
+from frontrunner.evaluators.analytic.arrays import Rows
+from frontrunner.evaluators.analytic.codes import ENGINES, coded
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import (
     FITTING,
@@ -37,9 +39,8 @@ from frontrunner.evaluators.analytic.memory import (
     verdict,
 )
 from frontrunner.evaluators.analytic.priors import NORMAL_95
-from frontrunner.evaluators.analytic.software import ENGINES, coded
 from frontrunner.evaluators.analytic.step import StepTime, step_time
-from frontrunner.evaluators.analytic.workload import Rows, Workload
+from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.runs.measure import rates
 from frontrunner.results.displayed_rows import frame_of
 from frontrunner.spaces.columns import chosen, each
@@ -172,7 +173,7 @@ class EstimateTable(Sequence[Estimate]):
         unjudged = np.fromiter(map(bool, others), dtype=np.bool_)
         cluster, precision = self.problem.cluster, self.problem.precision
         for places, machine, work in blocks(recipes, self.problem):
-            of = (cluster, precision, machine.software, work)
+            of = (cluster, precision, machine.code, work)
             ends[:, places] = log_bounds(*of, unjudged[places])
             peak = peak_memory(machine, work)
             off[places] = log_deviation(machine, work, peak)
@@ -272,7 +273,7 @@ class EstimateTable(Sequence[Estimate]):
         cluster, precision = self.problem.cluster, self.problem.precision
         ends, closer = np.zeros((2, len(rows))), np.full(len(rows), np.nan)
         for places, machine, work in blocks(recipes, self.problem):
-            of = (cluster, precision, machine.software, work, unjudged[places])
+            of = (cluster, precision, machine.code, work, unjudged[places])
             ends[:, places] = log_bounds(*of)
             if places[0] == 0:
                 closer[places] = log_gain_over_first(*of)
@@ -481,7 +482,7 @@ def blocks(
         rows = np.flatnonzero(engines == engine)
         for start in range(0, len(rows), ROWS_AT_ONCE):
             places = rows[start : start + ROWS_AT_ONCE]
-            split = machine.software.pipeline_split
+            split = machine.code.pipeline.layer_split
             yield places, machine, Workload.of(chosen(recipes, places), problem, split)
 
 

@@ -14,12 +14,14 @@ from frontrunner.evaluators.analytic.accuracy_bounds import (
     prior_deviations,
     unvalidated,
 )
+from frontrunner.evaluators.analytic.arrays import Flags, Rows
+from frontrunner.evaluators.analytic.codes import FRONTRUNNER, coded, known_as
 from frontrunner.evaluators.analytic.estimates import not_modelled
-from frontrunner.evaluators.analytic.machine import BOUNDS, FITTED, SOFTWARE_CONSTANTS, Machine
+from frontrunner.evaluators.analytic.machine import BOUNDS, CODE_CONSTANTS, FITTED, Machine
 from frontrunner.evaluators.analytic.priors import ALIKE, LEAST, NORMAL_95, moved, place
-from frontrunner.evaluators.analytic.software import FRONTRUNNER, Software, coded, known_as
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.evaluators.analytic.workload import Flags, Rows, Workload
+from frontrunner.evaluators.analytic.training_code import TrainingCode
+from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.results.outcome import Measurement, Outcome
 from frontrunner.spaces.cluster import PRECISIONS, ByPrecision, Cluster, FittedCode, FittedConstant
 from frontrunner.spaces.errors import InvalidInput
@@ -110,7 +112,7 @@ def most_probable(
 
 def shipped(name: str) -> float:
     """Return the constant that ships."""
-    value: float = getattr(FRONTRUNNER if name in SOFTWARE_CONSTANTS else FITTED, name)
+    value: float = getattr(FRONTRUNNER if name in CODE_CONSTANTS else FITTED, name)
     return value
 
 
@@ -122,7 +124,7 @@ class Sample:
 
     cluster: Cluster
     precision: str
-    software: Software
+    code: TrainingCode
     work: Workload
     step_time_s: Rows
     problems: tuple[str, ...]
@@ -134,7 +136,7 @@ class Sample:
         cluster = replace(
             self.cluster, efficiencies={**self.cluster.efficiencies, **constants}, fitted=()
         )
-        machine = Machine.of(cluster, self.precision, self.software)
+        machine = Machine.of(cluster, self.precision, self.code)
         return np.broadcast_to(step_time(machine, self.work).total, len(self.problems))
 
     def rows(self, chosen: Flags) -> Sample:
@@ -180,7 +182,7 @@ class Samples:
         """Return the rows of each training code by itself, under its name, most rows first."""
         found: dict[str, list[Sample]] = {}
         for sample in self.samples:
-            found.setdefault(known_as(sample.software), []).append(sample)
+            found.setdefault(known_as(sample.code), []).append(sample)
         parts = {code: Samples(samples=tuple(own), refused={}) for code, own in found.items()}
         return dict(sorted(parts.items(), key=lambda part: -part[1].rows))
 
@@ -223,12 +225,12 @@ def samples_of_outcomes(
             refused[f"no fit covers {unknown}"] += 1
         else:
             kept.append((recipe, outcome.step_time_s_median))
-    software = coded(problem.software)
+    code = coded(problem.software)
     sample = Sample(
         cluster=problem.cluster,
         precision=problem.precision,
-        software=software,
-        work=Workload.of([recipe for recipe, _ in kept], problem, software.pipeline_split),
+        code=code,
+        work=Workload.of([recipe for recipe, _ in kept], problem, code.pipeline.layer_split),
         step_time_s=np.array([time_s for _, time_s in kept]),
         problems=(name,) * len(kept),
     )
@@ -374,7 +376,7 @@ def _fit_code(code: str, measured: Samples) -> StepFit:
 
 def _most_nodes(measured: Samples) -> int:
     return max(
-        math.ceil(float(one.work.devices.max()) / one.cluster.devices_per_node)
+        math.ceil(float(one.work.degrees.devices.max()) / one.cluster.devices_per_node)
         for one in measured.samples
     )
 
@@ -424,7 +426,7 @@ def refit(measured: Samples) -> FittedCode | None:
     after = measured.predicted_s({one.name: one.after for one in constants})
     error = float(np.abs(after / measured.step_time_s - 1).mean())
     return FittedCode(
-        code=known_as(measured.samples[0].software),
+        code=known_as(measured.samples[0].code),
         rows=measured.rows,
         problems=len(set(measured.problems)),
         nodes=_most_nodes(measured),
@@ -468,6 +470,4 @@ def _fit(measured: Samples, chosen: Flags) -> tuple[MostProbable, dict[str, int]
 
 def _start(measured: Samples) -> dict[str, float]:
     first = measured.samples[0]
-    return Machine.of(
-        replace(first.cluster, fitted=()), first.precision, first.software
-    ).constants()
+    return Machine.of(replace(first.cluster, fitted=()), first.precision, first.code).constants()

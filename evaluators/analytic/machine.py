@@ -8,16 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
-
-from frontrunner.evaluators.analytic.software import (
-    FLASH_SPEED,
-    Software,
-    at_precision,
-    fitted,
-    known_as,
-)
-from frontrunner.evaluators.analytic.workload import Rows, Workload, number
+from frontrunner.evaluators.analytic.codes import known_as
+from frontrunner.evaluators.analytic.kernels import FLASH_SPEED
+from frontrunner.evaluators.analytic.training_code import TrainingCode, fitted
 from frontrunner.spaces.cluster import Cluster, FittedCode
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean, require_at_least
 
@@ -62,11 +55,11 @@ FITTED = Efficiencies()
 
 BOUNDS: Mapping[str, tuple[float, float]] = {
     one.name: one.metadata["bounds"]
-    for one in (*fields(Efficiencies), *fields(Software))
+    for one in (*fields(Efficiencies), *fields(TrainingCode))
     if "bounds" in one.metadata
 }
-SOFTWARE_CONSTANTS = tuple(one.name for one in fields(Software) if one.name in BOUNDS)
-EFFICIENCY_NAMES = (*(field.name for field in fields(Efficiencies)), *SOFTWARE_CONSTANTS)
+CODE_CONSTANTS = tuple(one.name for one in fields(TrainingCode) if one.name in BOUNDS)
+EFFICIENCY_NAMES = (*(field.name for field in fields(Efficiencies)), *CODE_CONSTANTS)
 """The keys of `cluster.efficiencies`: constants that were fitted or measured on a cluster replace
 those that ship.
 """
@@ -94,8 +87,6 @@ others' H100's.
 """
 OTHER_FP32_SHARE = 19.5 / 312
 """Peak in fp32 over that in 16 bits of devices that state none: A100's."""
-LARGEST_OF_NORMALS = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.343, 2.594, 2.826)
-"""The mean of the largest of 1, 2, 4 to 256 standard normals."""
 RUNTIME_BYTES = {"cpu": 0.26 * 2**30}
 OTHER_RUNTIME_BYTES = 300 * 2.0**20
 """Python and torch, as measured on CPU; else a device's context with kernels that are loaded when
@@ -147,7 +138,7 @@ class Machine:
     attention_scale: float
     is_hopper: bool
     efficiencies: Efficiencies
-    software: Software
+    code: TrainingCode
     factor_bytes_share: float = 1.0
     """Bytes per value of a product's factors over those of its result."""
     runtime_error: float = 1.0
@@ -157,7 +148,7 @@ class Machine:
         cls,
         cluster: Cluster,
         precision: str,
-        software: Software,
+        code: TrainingCode,
         efficiencies: Efficiencies = FITTED,
     ) -> Machine:
         """Return the machine of a cluster; raises `InvalidInput` for a constant that is unknown or
@@ -165,11 +156,11 @@ class Machine:
         """
         check_efficiencies(cluster.efficiencies)
         own: dict[str, Any] = dict(cluster.efficiencies)
-        if fit := fit_of(cluster, precision, software):
+        if fit := fit_of(cluster, precision, code):
             own |= {one.name: one.value for one in fit.constants}
-        software = replace(
-            at_precision(software, precision),
-            **{name: own.pop(name) for name in SOFTWARE_CONSTANTS if name in own},
+        code = replace(
+            code.at_precision(precision),
+            **{name: own.pop(name) for name in CODE_CONSTANTS if name in own},
         )
         efficiencies = replace(efficiencies, **own)
         links = cluster.links
@@ -208,7 +199,7 @@ class Machine:
             network_bytes_per_s_per_node=network,
             host_bytes_per_s=_bytes_per_s(links.host_gb_per_s, "links.host_gb_per_s"),
             efficiencies=efficiencies,
-            software=software,
+            code=code,
         )
 
     @functools.cached_property
@@ -231,40 +222,15 @@ class Machine:
     @property
     def attention_speed(self) -> float:
         """What fused attention reaches of matrix products against FlashAttention 2 on A100."""
-        return (
-            self.attention_scale
-            * FLASH_SPEED[self.software.flash if self.is_hopper else min(self.software.flash, 2)]
-        )
-
-    def rank_imbalance(self, work: Workload) -> Rows:
-        """Return how many tokens the fullest rank gets for its experts, over the mean of the ranks
-        that share them.
-
-        It is as stated, or what normals give whose deviation is that of experts over the root of a
-        rank's.
-        """
-        if (stated := self.efficiencies.rank_imbalance) is not None:
-            return number(stated)
-        if not work.expert_deviation.any():
-            return number(1)
-        most = np.interp(
-            np.log2(work.expert_parallel), np.arange(len(LARGEST_OF_NORMALS)), LARGEST_OF_NORMALS
-        )
-        found: Rows = 1 + work.expert_deviation / np.sqrt(work.held_experts) * most
-        return found
+        version = self.code.kernels.flash
+        return self.attention_scale * FLASH_SPEED[version if self.is_hopper else min(version, 2)]
 
     def constants(self) -> dict[str, float]:
         """Return the constants that fits search, by name."""
         return {
-            name: getattr(self.software if name in SOFTWARE_CONSTANTS else self.efficiencies, name)
+            name: getattr(self.code if name in CODE_CONSTANTS else self.efficiencies, name)
             for name in BOUNDS
         }
-
-    def gradient_bytes(self, bytes_per_value: Rows) -> Rows:
-        """Return the bytes per gradient that is kept and reduced."""
-        return (
-            np.full_like(bytes_per_value, 4.0) if self.software.wide_gradients else bytes_per_value
-        )
 
 
 def _fp8_flops(cluster: Cluster, fastest: float) -> float:
@@ -293,19 +259,17 @@ def _bytes_per_s(gb_per_s: float | None, key: str) -> float:
     return 1e9 * (ASSUMED[key] if gb_per_s is None else gb_per_s)
 
 
-def fit_of(cluster: Cluster, precision: str, software: Software) -> FittedCode | None:
+def fit_of(cluster: Cluster, precision: str, code: TrainingCode) -> FittedCode | None:
     """Return the cluster's fit to steps of this training code at this precision, or None."""
     if not cluster.fitted:
         return None
-    code = known_as(software)
-    return next(
-        (
-            one
-            for one in cluster.fitted
-            if one.code == code and getattr(one.error, precision) is not None
-        ),
-        None,
+    name = known_as(code)
+    fits = (
+        fit
+        for fit in cluster.fitted
+        if fit.code == name and getattr(fit.error, precision) is not None
     )
+    return next(fits, None)
 
 
 def check_fits(fits: Sequence[FittedCode]) -> None:

@@ -4,16 +4,29 @@ the rest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from frontrunner.evaluators.analytic.arrays import Flags, Rows, Sum
+from frontrunner.evaluators.analytic.codes import KNOWN
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.software import KNOWN
-from frontrunner.evaluators.analytic.workload import Flags, Parts, Rows, Workload, number
+from frontrunner.evaluators.analytic.operations import (
+    Attention,
+    Elementwise,
+    ExpertDispatch,
+    Kept,
+    Operation,
+    Product,
+)
+from frontrunner.evaluators.analytic.parts import layer as layer_part
+from frontrunner.evaluators.analytic.parts.setting import Setting
+from frontrunner.evaluators.analytic.pricing import compiles_loss
+from frontrunner.evaluators.analytic.workload import LayersByKind, Workload
+from frontrunner.spaces.model import Model
 
 PART_ERRORS: Mapping[str, float] = {
     "parameters": 0.05, "gradients": 0.05, "optimizer": 0.05, "activations": 0.1, "logits": 0.3,
@@ -82,13 +95,14 @@ def log_deviation(
     if kind in ("device", None):
         off["runtime"] = machine.runtime_error * peak.runtime
     off["cached"] = peak.cached(kind)
-    if machine.software.may_keep_gathered:
-        gathered = 2 * (1 - 1 / work.sequence_shards) * work.layers_first * micro_batches_held(work)
-        off["gathered"] = 0.5 * gathered * work.tokens * work.hidden * work.bytes_per_value
-    squares = sum((each**2 for each in off.values()), start=np.zeros(1)) / peak.of_kind(kind) ** 2
+    if machine.code.activations.may_keep_gathered:
+        layers = sum(work.layers.first[1:], start=work.layers.first[0])
+        gathered = 2 * (1 - 1 / work.sequence_shards) * layers * micro_batches_held(work)
+        off["gathered"] = 0.5 * gathered * work.tokens * work.model.hidden * work.bytes_per_value
+    squares = sum((part**2 for part in off.values()), start=np.zeros(1)) / peak.of_kind(kind) ** 2
     between = (between_codes(machine, work, peak, kind) ** 2).sum(axis=1)
-    found: Rows = np.sqrt(squares + CODE_ERROR**2 + between)
-    return found
+    deviation: Rows = np.sqrt(squares + CODE_ERROR**2 + between)
+    return deviation
 
 
 def between_codes(
@@ -100,14 +114,14 @@ def between_codes(
     A column is a deviation of its own: together they are as far off as one code is on average.
     Others are 0.
     """
-    software, found = machine.software, np.zeros((len(peak.total), len(KNOWN)))
+    possible = machine.code.stands_for
+    logarithms = np.zeros((len(peak.total), len(KNOWN)))
     places = {code.name: place for place, code in enumerate(KNOWN)}
-    for one in software.stands_for:
-        other = peak_memory(replace(machine, software=one), work).of_kind(kind)
-        found[:, places[one.name]] = (
-            np.log(other / peak.of_kind(kind)) / len(software.stands_for) ** 0.5
-        )
-    return found
+    for code in possible:
+        other = peak_memory(replace(machine, code=code), work).of_kind(kind)
+        off = np.log(other / peak.of_kind(kind))
+        logarithms[:, places[code.name]] = off / len(possible) ** 0.5
+    return logarithms
 
 
 def runtime_bytes(machine: Machine, work: Workload, activations: Rows | float) -> Rows:
@@ -115,7 +129,7 @@ def runtime_bytes(machine: Machine, work: Workload, activations: Rows | float) -
     allocated.
     """
     libraries = machine.runtime_bytes + machine.communicator_bytes * communicators(machine, work)
-    return libraries + machine.software.fragmentation * activations
+    return libraries + machine.code.activations.fragmentation * activations
 
 
 def communicators(machine: Machine, work: Workload) -> Rows:
@@ -125,15 +139,14 @@ def communicators(machine: Machine, work: Workload) -> Rows:
     Code that sends between pipeline ranks one message at a time has one more with each neighbor
     (pytorch, `ProcessGroupNCCL.cpp`, `getKeySendRecv`).
     """
-    ranks = work.pipeline_parallel
-    kinds = (work.copies > 1) + 1.0 * (work.tensor_parallel > 1) + (ranks > 1)
-    return (
-        kinds + (kinds > 1) + (np.minimum(ranks - 1, 2) if machine.software.sends_singly else 0.0)
-    )
+    ranks = work.degrees.pipeline
+    kinds = (work.degrees.copies > 1) + 1.0 * (work.degrees.tensor > 1) + (ranks > 1)
+    neighbors = np.minimum(ranks - 1, 2) if machine.code.pipeline.sends_singly else 0.0
+    return kinds + (kinds > 1) + neighbors
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeakMemory(Parts):
+class PeakMemory(Sum):
     """Bytes on the fullest rank by what they hold.
 
     `optimizer` includes fp32 parameters next to lower precision, `working` is what a layer needs
@@ -169,9 +182,10 @@ def peak_memory(machine: Machine, work: Workload) -> PeakMemory:
     head.
     """
     candidates = memory_of_ranks(machine, work)
+    has_both = work.schedule.head_on_first
     totals = np.stack(np.broadcast_arrays(*(rank.total for rank in candidates)))
-    totals[1] = np.where(work.head_on_first & (work.pipeline_parallel == 1), 0.0, totals[1])
-    totals[2] = np.where(work.head_on_first, 0.0, totals[2])
+    totals[1] = np.where(has_both & (work.degrees.pipeline == 1), 0.0, totals[1])
+    totals[2] = np.where(has_both, 0.0, totals[2])
     fullest = np.argmax(totals, axis=0)
     names = [field.name for field in fields(PeakMemory)]
     columns = (
@@ -183,54 +197,75 @@ def peak_memory(machine: Machine, work: Workload) -> PeakMemory:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Rank:
+    """What a pipeline rank holds: layers of each kind, micro-batches in flight, and tables."""
+
+    layers: LayersByKind
+    in_flight: Rows
+    has_embedding: Flags
+    has_head: Flags
+
+
 def memory_of_ranks(machine: Machine, work: Workload) -> tuple[PeakMemory, PeakMemory, PeakMemory]:
     """Return the ranks with the embedding, after it (with the layers of the fullest between) and
     with the head.
     """
-    ahead, after, behind = (
-        micro_batches_held(work, rank) for rank in (0.0, 1.0, work.pipeline_parallel - 1)
+    has_both, layers = work.schedule.head_on_first, work.layers
+    no, yes = np.array([False]), np.array([True])
+    ranks = (
+        (layers.first, 0.0, yes, has_both),
+        (layers.middle, 1.0, no, no),
+        (layers.last, work.degrees.pipeline - 1, no, ~has_both),
     )
-    alone = work.head_on_first
-    none, no_head, one = np.zeros(1), np.zeros(1, dtype=np.bool_), np.ones(1)
-    return (
-        _rank(machine, work, "first", in_flight=ahead, has_head=alone, has_embedding=one),
-        _rank(machine, work, "middle", in_flight=after, has_head=no_head, has_embedding=none),
-        _rank(machine, work, "last", in_flight=behind, has_head=~alone, has_embedding=none),
+    kinds = _kinds(machine, work)
+    first, middle, last = (
+        _memory_of(
+            machine,
+            work,
+            kinds,
+            _Rank(
+                layers=of_rank,
+                in_flight=micro_batches_held(work, number),
+                has_embedding=has_embedding,
+                has_head=has_head,
+            ),
+        )
+        for of_rank, number, has_embedding, has_head in ranks
     )
-
-
-def head_parameters(work: Workload, *, beside_embedding: Rows) -> Rows:
-    """Return the parameters that come with the head: its table, and the projections of MTP layers.
-
-    These need the embedding, too, of which a rank that has it not holds a copy. A tied head is the
-    embedding.
-    """
-    table, further = work.vocabulary * work.hidden, work.mtp_layers > 0
-    apart = np.where(beside_embedding > 0, 0.0, 1.0)
-    count = np.where(work.tied_embeddings, apart, 1.0 + apart * further)
-    return count * table + work.mtp_layers * 2 * work.hidden**2
+    return first, middle, last
 
 
 def memory_of_each(
     machine: Machine,
     work: Workload,
-    layers: Rows,
-    dense: Rows,
+    layers: LayersByKind,
     *,
     in_flight: Rows,
     ends: tuple[int, int],
 ) -> PeakMemory:
-    """Return the peak of every rank of one recipe's pipeline, which hold so many layers and
-    micro-batches in flight.
+    """Return the peak of every rank of one recipe's pipeline, which hold so many layers of each
+    kind, and micro-batches in flight.
 
-    `dense` of the layers have no experts; `ends` are the ranks with the embedding and with the
-    head.
+    `ends` are the ranks with the embedding and with the head.
     """
-    first, last = np.eye(len(layers))[list(ends)]
-    held = replace(work, layers_middle=layers, dense_middle=dense)
-    return _rank(
-        machine, held, "middle", in_flight=in_flight, has_head=last > 0, has_embedding=first
-    )
+    is_first, is_last = np.eye(len(layers[0]), dtype=bool)[list(ends)]
+    rank = _Rank(layers=layers, in_flight=in_flight, has_embedding=is_first, has_head=is_last)
+    return _memory_of(machine, work, _kinds(machine, work), rank)
+
+
+def head_parameters(work: Workload, *, has_embedding: Flags) -> Rows:
+    """Return the parameters that come with the head: its table, and the projections of layers of
+    multi-token prediction.
+
+    These need the embedding, too, of which a rank that has it not holds a copy. A tied head is the
+    embedding.
+    """
+    model = work.model
+    table = work.vocabulary * model.hidden
+    copy = np.where(has_embedding, 0.0, 1.0)
+    tables = copy if model.tied_embeddings else 1.0 + copy * (model.mtp_layers > 0)
+    return tables * table + model.mtp_layers * model.mtp_parameters
 
 
 def micro_batches_held(work: Workload, rank: Rows | float = 0.0) -> Rows:
@@ -242,330 +277,334 @@ def micro_batches_held(work: Workload, rank: Rows | float = 0.0) -> Rows:
     the gradients of the weights are there; DualPipeV a chunk more, and ZBV fewer where so few
     micro-batches end its first phase.
     """
-    m, p, v = work.accumulation, work.pipeline_parallel, work.virtual_stages
+    schedule = work.schedule
+    m, p, v = schedule.accumulation, work.degrees.pipeline, schedule.virtual_stages
     in_round = m // np.maximum(m // p, 1)
     looped = (in_round * (v - 1) + 2 * (p - 1 - rank) + 1) / v
-    bent = np.where(work.dual_pipeline, p + 1 / v, np.minimum(p, (m + 1 + rank) / v))
-    split = np.where(work.head_on_first, bent, (in_round * (v - 1) + p) / v)
-    held = np.where(work.split_backward, split, np.where(v > 1, looped, p - rank))
-    found: Rows = np.where(work.keeps_all, m, np.minimum(m, np.maximum(held, 1.0)))
-    return found
+    bent = np.where(schedule.dual_pipeline, p + 1 / v, np.minimum(p, (m + 1 + rank) / v))
+    split = np.where(schedule.head_on_first, bent, (in_round * (v - 1) + p) / v)
+    held = np.where(schedule.split_backward, split, np.where(v > 1, looped, p - rank))
+    return np.where(schedule.keeps_all, m, np.minimum(m, np.maximum(held, 1.0)))
 
 
-def _rank(
-    machine: Machine,
-    work: Workload,
-    place: str,
-    *,
-    in_flight: Rows,
-    has_head: Flags,
-    has_embedding: Rows,
-) -> PeakMemory:
-    software, size = machine.software, work.bytes_per_value
-    others: Rows
-    layers, dense = getattr(work, f"layers_{place}"), getattr(work, f"dense_{place}")
-    others = layers * 2 * work.hidden / work.tensor_parallel
-    tables = has_embedding * work.vocabulary * work.hidden
-    tables = tables + has_head * head_parameters(work, beside_embedding=has_embedding)
-    others = others + tables / (work.tensor_parallel if software.splits_tables else 1.0)
-    count = work.over_layers(layers, dense, lambda of: of.layer_share) + others
+class LayerMemory(NamedTuple):
+    """Bytes of one layer and micro-batch: what it holds while it runs, and what it keeps until its
+    backward pass.
+    """
 
-    def over(degree: Rows) -> Rows:
-        if work.expert_ranks.max() == 1:
-            return count
-        return work.over_layers(layers, dense, lambda of: of.layer_share_over(degree)) + others
+    whole: Rows
+    kept: Rows
 
-    whole, kept = layer_activations(machine, work)
-    all_kept = layers * kept
-    if work.dense_layers.any():
-        all_kept = all_kept + dense * (layer_activations(machine, work.without_experts)[1] - kept)
-    inputs = np.where(work.pipeline_parallel > 1, in_flight * boundary_bytes(work), 0.0)
-    # One layer's are on their way to the host, or back, while another one runs.
-    activations = np.where(work.activation_offload, inputs + kept, in_flight * all_kept)
-    if software.receives_apart:  # the first stage no activations, the last no gradients
-        waiting = np.maximum(
-            work.accumulation - in_flight, 0.0
-        )  # those in flight are what layers keep
-        received = (work.virtual_stages - has_embedding) * waiting
-        received = received + (work.virtual_stages - has_head) * work.accumulation
-        activations = activations + np.where(
-            work.pipeline_parallel > 1, received * boundary_bytes(work), 0.0
-        )
-    if work.mtp_layers.any():  # of each, its two norms' inputs, and what they make of them, joined
-        joined = (
-            np.where(has_head & ~work.recompute_full, 4.0, 0.0)
-            * work.mtp_layers
-            * boundary_bytes(work)
-        )
-        activations = activations + in_flight * joined
-    logits = (
-        work.tokens * work.vocabulary / (work.tensor_parallel if software.sharded_logits else 1.0)
-    )
-    if software.keeps_outputs:  # those of micro-batches in flight are among their activations
-        later = (
-            np.maximum(work.accumulation - in_flight, 0.0)
-            * work.virtual_stages
-            * boundary_bytes(work)
-        )
-        outputs = np.where(has_head, work.accumulation * logits * size, later)
-        activations = activations + np.where(work.pipeline_parallel > 1, outputs, 0.0)
-    # By rows, in 16 bits, fused or compiled in one piece, the loss holds the logit and its
-    # gradient, and no fp32 copy.
-    by_rows = (work.tensor_parallel == 1) | (not software.sharded_logits)
-    by_rows = by_rows & (logits / work.loss_chunks > 2**24) & software.widens_logits_by_rows
-    narrow = software.fuses_loss(work) | by_rows | (software.cross_entropy != "eager")
-    each = np.where(narrow, 2 * size, software.bytes_per_logit) + np.where(
-        work.capped_logits, size, 0.0
-    )
-    loss = (1 + work.mtp_layers) * logits * each / work.loss_chunks
-    # The head's product has its input and its input's gradient as whole sequences beside the
-    # logits' gradient.
-    sequences = np.where(work.sequence_shards > 1, 2 * work.tokens * work.hidden * size, 0.0)
-    loss = np.where(has_head, loss + sequences + _gathered_logits(machine, work), 0.0)
+
+def layer_memory(machine: Machine, work: Workload, layer: Model) -> LayerMemory:
+    """Return the bytes of one kind of layer, from the tensors that its operations keep.
+
+    As in arXiv 2205.05198, section 4.1: sequence parallelism splits what lies between the blocks,
+    tensor parallelism what lies inside. Fully recomputed, a layer keeps its input.
+    """
+    operations = list(layer_part.operations(layer, Setting(work=work, code=machine.code)))
+    whole, scores = _kept_of(machine, work, operations), np.zeros(1)
+    for tensor in operations:
+        if isinstance(tensor, Kept):
+            whole = whole + tensor.bytes
+            scores = scores + (tensor.bytes if tensor.are_scores else 0.0)
+    policy = machine.code.activations
+    if policy.keeps_products(fused_attention=work.fused_attention):
+        selective = work.boundary_bytes + _products_of(machine, work, operations)
+    else:
+        selective = whole - scores
+    kept = np.where(work.choices.recompute_selective, selective, whole)
+    return LayerMemory(whole, np.where(work.choices.recompute_full, work.boundary_bytes, kept))
+
+
+def _kept_of(machine: Machine, work: Workload, operations: Sequence[Operation]) -> Rows:
+    """Return the bytes that elementwise kernels keep."""
+    bytes_kept, size = np.zeros(1), work.bytes_per_value
+    for operation in operations:
+        if isinstance(operation, Elementwise):
+            compiled, eager = machine.code.kernels.bytes_of(operation.kernel)
+            each = np.where(work.choices.compile, compiled.kept, eager.kept) * size / 2
+            values = operation.values if operation.kept_values is None else operation.kept_values
+            bytes_kept = bytes_kept + each * values - operation.saved_bytes
+    return bytes_kept
+
+
+def _products_of(machine: Machine, work: Workload, operations: Sequence[Operation]) -> Rows:
+    """Return the bytes that selective recompute of all but products and attention keeps, besides a
+    layer's input.
+    """
+    is_alternate = machine.code.activations.selective == "alternate"
+    values = np.zeros(1)
+    for operation in operations:
+        match operation:
+            case Product():
+                kept = np.zeros(1)
+                dropped = operation.dropped_by_alternate or (False,) * len(operation.outputs)
+                for output, is_dropped in zip(operation.values, dropped, strict=True):
+                    kept = kept + (0.0 if is_alternate and is_dropped else output)
+                needless = work.choices.compile & operation.is_last
+                values = values + np.where(needless, 0.0, kept)
+            case Attention():
+                values = values + operation.result_values
+            case ExpertDispatch():
+                values = values + operation.received_values
+    return values * work.bytes_per_value
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """Weights and activations of one kind of layer."""
+
+    weights: layer_part.LayerWeights
+    memory: LayerMemory
+
+
+def _kinds(machine: Machine, work: Workload) -> list[_Kind]:
+    return [
+        _Kind(weights=layer_part.weights(layer, work), memory=layer_memory(machine, work, layer))
+        for _, layer in work.model.kinds
+    ]
+
+
+def _memory_of(machine: Machine, work: Workload, kinds: Sequence[_Kind], rank: _Rank) -> PeakMemory:
+    """Return the peak of one rank. The last kind is that of the layer which is at work then."""
+    states, sharding, at_work = work.states, work.sharding, kinds[-1]
+    kept = _over(rank.layers, [kind.memory.kept for kind in kinds])
+    activations = _activations(machine, work, rank, kept, at_work.memory.kept)
+    loss = np.where(rank.has_head, _loss_bytes(machine, work), 0.0)
     # In fp32 the trained parameters are those of the computation, unless these are gathered copies.
-    apart = (size < 4) | (work.sharding_optimizer > work.sharding_parameters)
-    each = 2 * work.bytes_per_optimizer_state + np.where(apart, 4.0, 0.0)
-    states = over(work.sharding_optimizer) * each / work.sharding_optimizer
+    has_masters = (work.bytes_per_value < 4) | (sharding.optimizer > sharding.parameters)
+    state_bytes = 2 * states.bytes_per_optimizer_state + np.where(has_masters, 4.0, 0.0)
+    counts = _Counts(
+        parameters=_parameters(machine, work, kinds, rank, sharding.parameters),
+        gradients=_parameters(machine, work, kinds, rank, sharding.gradients),
+        optimizer=_parameters(machine, work, kinds, rank, sharding.optimizer),
+        layer=at_work.weights.on_rank(work),
+    )
+    optimizer = counts.optimizer * state_bytes / sharding.optimizer
     # Where a layer runs again its activations are whole for a moment, in addition to what all
     # layers keep.
-    again = work.recompute_full | work.recompute_selective | work.activation_offload
-    parameters = _computed_with(machine, work, over(work.sharding_parameters), has_head)
+    choices = work.choices
+    again = choices.recompute_full | choices.recompute_selective | states.activation_offload
+    working = np.where(again, 1.0, WORKING_SHARE) * at_work.memory.whole
+    # The head is through when the last layer runs backward.
+    working = np.maximum(working + _gathered(machine, work) - loss, 0.0)
     return PeakMemory(
-        parameters=parameters,
-        gradients=_gradients(
-            machine,
-            work,
-            over(work.sharding_gradients),
-            in_flight=in_flight,
-            freed=all_kept + loss,
-            has_head=has_head,
-        ),
-        optimizer=np.where(work.optimizer_on_host, 0.0, states),
+        parameters=_computed_with(machine, work, counts, rank),
+        gradients=_gradients(machine, work, counts, rank, freed=kept + loss),
+        optimizer=np.where(states.optimizer_on_host, 0.0, optimizer),
         activations=activations,
         logits=loss,
-        # The head is through when the last layer runs backward.
-        working=np.maximum(
-            np.where(again, 1.0, WORKING_SHARE) * whole + _gathered(machine, work) - loss, 0.0
-        ),
+        working=working,
         runtime=runtime_bytes(machine, work, activations),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Counts:
+    """Parameters of a rank before sharding: all of them, counted for each kind of sharding, and
+    those of one layer.
+    """
+
+    parameters: Rows
+    gradients: Rows
+    optimizer: Rows
+    layer: Rows
+
+
+def _over(layers: LayersByKind, values: Sequence[Rows]) -> Rows:
+    """Return the sum of a value over layers of each kind."""
+    sums = [count * value for count, value in zip(layers, values, strict=True)]
+    return sum(sums[1:], start=sums[0])
+
+
+def _parameters(
+    machine: Machine, work: Workload, kinds: Sequence[_Kind], rank: _Rank, degree: Rows
+) -> Rows:
+    """Return a rank's parameters, times `degree`, where they are sharded over so many copies."""
+    hidden, ways = work.model.hidden, work.degrees.tensor
+    tables = np.where(rank.has_embedding, work.vocabulary * hidden, 0.0)
+    head = head_parameters(work, has_embedding=rank.has_embedding)
+    tables = tables + np.where(rank.has_head, head, 0.0)
+    if machine.code.loss.splits_tables:
+        tables = tables / ways
+    norms = sum(rank.layers[1:], start=rank.layers[0]) * 2 * hidden / ways
+    matrices = [kind.weights.sharded(work, degree) for kind in kinds]
+    return _over(rank.layers, matrices) + norms + tables
+
+
+def _activations(
+    machine: Machine, work: Workload, rank: _Rank, kept: Rows, kept_by_one: Rows
+) -> Rows:
+    """Return the bytes of activations, of a rank whose layers keep `kept` of a micro-batch."""
+    policy, boundary, in_flight = machine.code.pipeline, work.boundary_bytes, rank.in_flight
+    is_pipeline = work.degrees.pipeline > 1
+    inputs = np.where(is_pipeline, in_flight * boundary, 0.0)
+    # One layer's are on their way to the host, or back, while another one runs.
+    activations = np.where(work.states.activation_offload, inputs + kept_by_one, in_flight * kept)
+    accumulation, chunks = work.schedule.accumulation, work.schedule.virtual_stages
+    waiting = np.maximum(accumulation - in_flight, 0.0)  # those in flight are what layers keep
+    if policy.receives_apart:  # the first stage no activations, the last no gradients
+        received = (chunks - rank.has_embedding) * waiting
+        received = received + (chunks - rank.has_head) * accumulation
+        activations = activations + np.where(is_pipeline, received * boundary, 0.0)
+    if work.model.mtp_layers:  # of each, its two norms' inputs, and what they make of them, joined
+        joined = np.where(rank.has_head & ~work.choices.recompute_full, 4.0, 0.0)
+        activations = activations + in_flight * joined * work.model.mtp_layers * boundary
+    if policy.keeps_outputs:  # those of micro-batches in flight are among their activations
+        logits = accumulation * _logits(machine, work) * work.bytes_per_value
+        outputs = np.where(rank.has_head, logits, waiting * chunks * boundary)
+        activations = activations + np.where(is_pipeline, outputs, 0.0)
+    return activations
+
+
+def _logits(machine: Machine, work: Workload) -> Rows:
+    """Return the logits of a micro-batch on one rank."""
+    ways = work.degrees.tensor if machine.code.loss.shards_logits else 1.0
+    return work.tokens * work.vocabulary / ways
+
+
+def _loss_bytes(machine: Machine, work: Workload) -> Rows:
+    """Return the bytes of logits and loss at the peak, of the rank with the head."""
+    policy, size, ways = machine.code.loss, work.bytes_per_value, work.degrees.tensor
+    logits, chunks = _logits(machine, work), work.choices.loss_chunks
+    # By rows, in 16 bits, fused or compiled in one piece, the loss holds the logit and its
+    # gradient, and no fp32 copy.
+    by_rows = (ways == 1) | (not policy.shards_logits)
+    by_rows = by_rows & (logits / chunks > 2**24) & policy.widens_by_rows
+    is_narrow = compiles_loss(machine, work) | by_rows
+    is_narrow = is_narrow | (machine.code.kernels.cross_entropy != "eager")
+    capped = 0.0 if work.model.logits_softcap is None else size
+    bytes_per_logit = np.where(is_narrow, 2 * size, policy.bytes_per_logit) + capped
+    loss = (1 + work.model.mtp_layers) * logits * bytes_per_logit / chunks
+    # The head's product has its input and its input's gradient as whole sequences beside the
+    # logits' gradient.
+    sequences = 2 * work.tokens * work.model.hidden * size
+    loss = loss + np.where(work.sequence_shards > 1, sequences, 0.0)
+    if policy.splits_tables and not policy.shards_logits:
+        # The result of gathering the logits, and its pieces.
+        gathered = 2 * size * work.tokens * work.vocabulary
+        loss = loss + np.where(ways > 1, gathered, 0.0)
+    return loss
 
 
 def _gathered(machine: Machine, work: Workload) -> Rows:
     """Return the bytes of whole sequences while a layer runs backward: a product's input, if not
     kept, and gradient.
     """
-    whole = work.tokens * work.hidden * work.bytes_per_value
-    return np.where(
-        work.sequence_shards > 1, whole * (1.0 if machine.software.keeps_gathered else 2.0), 0.0
-    )
+    whole = work.tokens * work.model.hidden * work.bytes_per_value
+    tensors = 1.0 if machine.code.activations.keeps_gathered else 2.0
+    return np.where(work.sequence_shards > 1, whole * tensors, 0.0)
 
 
-def _gathered_logits(machine: Machine, work: Workload) -> Rows:
-    """Return the bytes of logits that tensor-parallel ranks gather whole: the collective's result,
-    and its pieces.
-    """
-    gathers = (
-        (work.tensor_parallel > 1)
-        & machine.software.splits_tables
-        & (not machine.software.sharded_logits)
-    )
-    return np.where(gathers, 2 * work.bytes_per_value * work.tokens * work.vocabulary, 0.0)
-
-
-def _computed_with(machine: Machine, work: Workload, count: Rows, has_head: Flags) -> Rows:
-    """Return the bytes of parameters in the computation's type, of a rank that holds `count` before
-    sharding.
-    """
-    gathered = machine.software.gathered_layers * work.layer_share
-    if machine.software.reduces_tables_apart:  # the head's table, and the last layer
-        head = work.vocabulary * work.hidden / work.tensor_parallel + work.layer_share
-        gathered = np.where(has_head, np.maximum(gathered, head), gathered)
-    p, o = work.sharding_parameters, work.sharding_optimizer
-    shards = np.where((o > p) | (not machine.software.shards_only_masters), count / p, 0.0)
-    shards = shards + np.where(work.secondary_partition > 1, count / work.secondary_partition, 0.0)
-    shards = np.where(work.parameters_on_host, 0.0, shards)
-    held = np.where((p > 1) | work.parameters_on_host, gathered + shards, count)
+def _computed_with(machine: Machine, work: Workload, counts: _Counts, rank: _Rank) -> Rows:
+    """Return the bytes of parameters in the computation's type."""
+    policy, sharding, count = machine.code.replicas, work.sharding, counts.parameters
+    on_host = work.states.parameters_on_host
+    gathered = policy.gathered_layers * counts.layer
+    if policy.reduces_tables_apart:  # the head's table, and the last layer
+        head = work.vocabulary * work.model.hidden / work.degrees.tensor + counts.layer
+        gathered = np.where(rank.has_head, np.maximum(gathered, head), gathered)
+    p, near = sharding.parameters, sharding.secondary_partition
+    has_shards = (sharding.optimizer > p) | (not policy.holds_only_masters)
+    shards = np.where(has_shards, count / p, 0.0) + np.where(near > 1, count / near, 0.0)
+    shards = np.where(on_host, 0.0, shards)
+    held = np.minimum(np.where((p > 1) | on_host, gathered + shards, count), count)
     # What arrives in int8 is there once more, and in fp16, before it is converted: a layer at a
     # time.
-    arriving = np.where(work.quantized_weights, 3.0 * np.minimum(work.layer_share, count), 0.0)
-    if (
-        machine.software.transformer_engine and not machine.software.gathers_in_8_bits
-    ):  # copies in both layouts
-        arriving = arriving + np.where(work.fp8 > 0, 2.0 * np.minimum(held, count), 0.0)
-    return np.minimum(held, count) * work.bytes_per_value + arriving
+    layer = np.minimum(counts.layer, count)
+    arriving = np.where(sharding.quantized_weights, 3.0 * layer, 0.0)
+    products = machine.code.products
+    if products.transformer_engine and not products.gathers_in_8_bits:  # copies in both layouts
+        arriving = arriving + np.where(work.choices.fp8 > 0, 2.0 * held, 0.0)
+    return held * work.bytes_per_value + arriving
 
 
 def _gradients(
-    machine: Machine, work: Workload, count: Rows, *, in_flight: Rows, freed: Rows, has_head: Flags
+    machine: Machine, work: Workload, counts: _Counts, rank: _Rank, *, freed: Rows
 ) -> Rows:
     """Return the bytes of gradients at the peak, with the buffers that reduce them.
 
-    Where they appear with a step's first backward pass, and all micro-batches are `in_flight`
-    before it, the peak is before that pass, or after it, when the gradients are there and one
+    Where they appear with a step's first backward pass, and all micro-batches are in flight before
+    it, the peak is before that pass, or after it, when the gradients are there and one
     micro-batch's `freed` bytes are gone.
     """
     # Gradients that are reduced at each micro-batch go to an optimizer on the host.
-    whole = count * machine.gradient_bytes(work.bytes_per_value)
-    leave = work.parameters_on_host | (work.optimizer_on_host & (work.sharding_gradients > 1))
-    held = np.where(leave, 0.0, whole / work.sharding_gradients)
-    reducing = _reducing(machine, work, count, has_head)
-    reducing = reducing + np.where(work.copies > 1, machine.software.reducer_bytes * count, 0.0)
-    if not machine.software.gradients_appear:
+    code, states, sharding = machine.code, work.states, work.sharding
+    has_copies = work.degrees.copies > 1
+    whole = counts.gradients * code.gradient_bytes(work.bytes_per_value)
+    leave = states.parameters_on_host | (states.optimizer_on_host & (sharding.gradients > 1))
+    held = np.where(leave, 0.0, whole / sharding.gradients)
+    buckets = code.replicas.bucket_bytes * counts.gradients
+    reducing = _reducing(machine, work, counts, rank) + np.where(has_copies, buckets, 0.0)
+    if not code.gradients.appear_in_backward:
         return held + reducing
-    shards = np.maximum(
-        work.sharding_gradients, np.where(work.copies > 1, work.sharding_optimizer, 1.0)
-    )
-    later = np.where(work.accumulation == 1, np.minimum(whole / shards, held), held) + reducing
-    return np.where(work.accumulation <= in_flight, np.maximum(later - freed, 0.0), held + reducing)
+    shards = np.maximum(sharding.gradients, np.where(has_copies, sharding.optimizer, 1.0))
+    accumulation = work.schedule.accumulation
+    later = np.where(accumulation == 1, np.minimum(whole / shards, held), held) + reducing
+    is_after = accumulation <= rank.in_flight
+    return np.where(is_after, np.maximum(later - freed, 0.0), held + reducing)
 
 
-def _reducing(machine: Machine, work: Workload, count: Rows, has_head: Flags) -> Rows:
+def _reducing(machine: Machine, work: Workload, counts: _Counts, rank: _Rank) -> Rows:
     """Return what gradients need beyond those that are kept while they are reduced: a layer's, a
     bucket, or a head's.
 
     A head's table is a layer of its own, whose 16-bit gradient and fp32 copy are there while all
     activations still are; tied, it is reduced with the embedding, after they went, and waits in
-    fp32 where it is reduced each time. `count` are the rank's parameters before sharding. Reduced
-    once a step, in a pipeline after its last micro-batch, they find the activations gone, which
-    took more.
+    fp32 where it is reduced each time. Reduced once a step, in a pipeline after its last
+    micro-batch, they find the activations gone, which took more.
     """
-    once, each = machine.software.reduce_bytes
-    held = np.where(work.sharding_gradients > 1, each, once) * work.layer_share
-    if machine.software.reduces_tables_apart:
-        table = work.vocabulary * work.hidden / work.tensor_parallel
-        tied = np.where(work.sharding_gradients > 1, 4.0, 0.0)
-        table = table * np.where(work.tied_embeddings, tied, 4.0 + work.bytes_per_value)
-        held = np.where(has_head, np.maximum(held, table), held)
-    bucket = 4 * np.minimum(machine.software.bucket_elements, count)
-    held = np.where(work.sharding_parameters == 1, np.maximum(held, bucket), held)
-    is_later = (work.pipeline_parallel > 1) & (work.sharding_gradients == 1)
-    held = np.where((work.copies > 1) & ~is_later, held, 0.0)
+    policy, sharding = machine.code.replicas, work.sharding
+    has_copies, reduces_each = work.degrees.copies > 1, sharding.gradients > 1
+    bytes_each = np.where(reduces_each, policy.reduce_bytes_each, policy.reduce_bytes_once)
+    held = bytes_each * counts.layer
+    if policy.reduces_tables_apart:
+        table = work.vocabulary * work.model.hidden / work.degrees.tensor
+        tied = np.where(reduces_each, 4.0, 0.0)
+        own = 4.0 + work.bytes_per_value
+        table = table * (tied if work.model.tied_embeddings else own)
+        held = np.where(rank.has_head, np.maximum(held, table), held)
+    bucket = 4 * np.minimum(policy.bucket_elements, counts.gradients)
+    held = np.where(sharding.parameters == 1, np.maximum(held, bucket), held)
+    is_later = (work.degrees.pipeline > 1) & (sharding.gradients == 1)
+    held = np.where(has_copies & ~is_later, held, 0.0)
     # A bucket of whole gradients is there twice while it is filled, at every micro-batch.
-    whole = 4 * np.minimum(machine.software.whole_bucket_elements, count)
-    return np.where((work.copies > 1) & (work.sharding_optimizer == 1) & (whole > 0), whole, held)
-
-
-def boundary_bytes(work: Workload) -> Rows:
-    """Return the bytes of a layer's input, of one micro-batch on one rank."""
-    return work.tokens * work.bytes_per_value * work.hidden / work.sequence_shards
-
-
-def layer_activations(machine: Machine, work: Workload) -> tuple[Rows, Rows]:
-    """Return the bytes that one layer holds of a micro-batch while it runs, and what it keeps until
-    its backward pass.
-
-    As in arXiv 2205.05198, section 4.1: sequence parallelism splits what lies between the blocks,
-    tensor parallelism what lies inside. Selective recompute that keeps products keeps their
-    outputs; those of the blocks' last products are as wide as the model on every tensor-parallel
-    rank. The project's own keeps all-to-alls of experts as well. Context parallelism keeps
-    attention's outcome twice.
-    """
-    ways, size, software = work.tensor_parallel, work.bytes_per_value, machine.software
-    shards = work.sequence_shards
-    gathered = 2 * size * work.hidden / (1.0 if software.keeps_gathered else shards)
-    copied = np.where(
-        work.compile | (work.micro_batch_seqs < software.copies_attention_from), 0.0, 1.0
-    )
-    packed = (
-        np.where(work.rotary, work.q_hidden + work.kv_hidden, 0.0) if software.keeps_packed else 0.0
-    )
-    mixed = work.mixed_hidden
-    exchanged = np.where(work.context_parallel > 1, mixed, 0.0)
-    # Padded values, and what attention makes of them, are as wide as the queries.
-    padded = 2 * (work.q_hidden - mixed) if software.pads_values else 0.0
-    inside = size * (
-        work.q_hidden + 2 * work.kv_hidden + mixed + copied * mixed + padded + packed + exchanged
-    )
-    latent = work.query_rank + work.key_value_rank
-    # Tiled, the feed-forward part keeps nothing.
-    if (
-        software.transformer_engine
-    ):  # of norms' outputs, of the gated value; attention's outcome is kept in 16 bits too
-        inside = inside + np.where(
-            work.fp8 > 0, work.q_hidden - work.ffn_hidden * work.experts_per_token, 0.0
-        )
-        gathered = gathered - np.where(work.fp8 > 0, gathered / 2, 0.0)
-    tiled = replace(work, ffn_hidden=np.where(work.feed_forward_tiles > 1, 0.0, work.ffn_hidden))
-    scores = work.heads * work.sequence_length * software.score_bytes(work, 2)
-    scores = np.where(work.fused_attention, 0.0, scores)
-    # A latent vector is kept by the product that takes it; what its norm keeps is counted with
-    # other norms.
-    whole = (
-        software.elementwise_bytes(tiled, 2) + gathered + size * latent + (inside + scores) / ways
-    )
-    whole = work.tokens * whole
-    boundary = boundary_bytes(work)
-    each, up = work.experts_per_token, work.ffn_matrices - 1
-    made = np.where(
-        work.key_value_rank > 0, work.latent_outputs, work.q_hidden + 2 * work.kv_hidden
-    )
-    attended = work.q_hidden if software.pads_values else mixed
-    outputs = made + attended + (each + work.shared_experts) * up * work.ffn_hidden
-    # Experts have the rows of a rank's own positions, with those of the ranks that share their
-    # matrices.
-    rows = np.where(work.experts > 0, each * work.expert_tensor_parallel / shards, 1.0)
-    # Compiled, not the last product's, which nothing needs.
-    last = np.where(work.compile, 1.0, 1.0 + rows + (work.shared_experts > 0)) * work.hidden
-    if (
-        software.selective == "products" and not software.dispatches_once
-    ):  # and what experts and their ranks are sent
-        sent = 2 * each / shards * (work.expert_parallel > 1) + 2 * rows * (
-            work.expert_tensor_parallel > 1
-        )
-        last = last + np.where(work.experts > 0, sent, 0.0) * work.hidden
-    if (
-        software.selective == "alternate"
-    ):  # without keys, attention's projection, and a gate's second product
-        dense = work.experts == 0
-        spared = (
-            np.where(work.key_value_rank > 0, 0.0, work.kv_hidden)
-            + dense * (up - 1) * work.ffn_hidden
-        )
-        outputs = outputs - spared
-        last = last - np.where(dense & (up == 1) & ~work.compile, 2.0, 1.0) * work.hidden
-    products = boundary + work.tokens * size * (last + latent + work.rotary_width + outputs / ways)
-    selective = np.where(
-        software.keeps_products(work), products, whole - work.tokens * scores / ways
-    )
-    return whole, np.where(
-        work.recompute_full, boundary, np.where(work.recompute_selective, selective, whole)
-    )
+    whole = 4 * np.minimum(policy.whole_bucket_elements, counts.gradients)
+    return np.where(has_copies & (sharding.optimizer == 1) & (whole > 0), whole, held)
 
 
 def fullest_parameters(machine: Machine, work: Workload) -> Rows:
     """Return the parameters of the rank that holds most, before any sharding over replicas."""
-    ways = work.tensor_parallel if machine.software.splits_tables else number(1)
-    table = work.vocabulary * work.hidden / ways
+    ways = work.degrees.tensor if machine.code.loss.splits_tables else 1.0
+    table = work.vocabulary * work.model.hidden / ways
     beside, apart = (
-        head_parameters(work, beside_embedding=number(place)) / ways for place in (1, 0)
+        head_parameters(work, has_embedding=np.array([is_first])) / ways
+        for is_first in (True, False)
     )
-    first, middle, last = (
-        work.over_layers(
-            getattr(work, f"layers_{place}"),
-            getattr(work, f"dense_{place}"),
-            lambda of: of.layer_share,
-        )
-        for place in ("first", "middle", "last")
-    )
-    first = first + table + np.where(work.head_on_first, beside, 0.0)
-    return np.maximum(np.maximum(first, np.where(work.head_on_first, 0.0, last + apart)), middle)
+    matrices = [weights.on_rank(work) for weights in layer_part.weights_of_kinds(work)]
+    layers, has_both = work.layers, work.schedule.head_on_first
+    first = _over(layers.first, matrices) + table + np.where(has_both, beside, 0.0)
+    middle = _over(layers.middle, matrices)
+    last = np.where(has_both, 0.0, _over(layers.last, matrices) + apart)
+    return np.maximum(np.maximum(first, last), middle)
 
 
 def host_memory(machine: Machine, work: Workload, parameters: Rows) -> Rows:
     """Return the bytes that a rank of `parameters` parameters keeps in the host's memory; the first
     in a pipeline.
     """
-    if not work.uses_host:
+    states, sharding = work.states, work.sharding
+    if not states.uses_host:
         return np.zeros(1)
-    _, kept = layer_activations(machine, work)
-    activations = micro_batches_held(work) * work.layers_first * kept
-    states = parameters / work.sharding_optimizer * (2 * work.bytes_per_optimizer_state + 4.0)
-    gradients = parameters / work.sharding_gradients * machine.gradient_bytes(work.bytes_per_value)
-    copies = np.where(
-        work.parameters_on_host, parameters / work.sharding_parameters * work.bytes_per_value, 0.0
-    )
-    if machine.software.shards_only_masters:
-        copies = np.zeros(1)
-    of_states = np.where(work.optimizer_on_host, states + gradients + copies, 0.0)
-    return np.where(work.activation_offload, activations, 0.0) + of_states
+    kept = [layer_memory(machine, work, layer).kept for _, layer in work.model.kinds]
+    activations = micro_batches_held(work) * _over(work.layers.first, kept)
+    state_bytes = 2 * states.bytes_per_optimizer_state + 4.0
+    gradient_bytes = machine.code.gradient_bytes(work.bytes_per_value)
+    of_states = parameters / sharding.optimizer * state_bytes
+    of_states = of_states + parameters / sharding.gradients * gradient_bytes
+    if not machine.code.replicas.holds_only_masters:
+        copies = parameters / sharding.parameters * work.bytes_per_value
+        of_states = of_states + np.where(states.parameters_on_host, copies, 0.0)
+    of_states = np.where(states.optimizer_on_host, of_states, 0.0)
+    return np.where(states.activation_offload, activations, 0.0) + of_states

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.machine import SOFTWARE_CONSTANTS, Machine, assumptions
-from frontrunner.evaluators.analytic.software import Software
+from frontrunner.evaluators.analytic.arrays import Rows
+from frontrunner.evaluators.analytic.machine import CODE_CONSTANTS, Machine, assumptions
 from frontrunner.evaluators.analytic.step import step_time
-from frontrunner.evaluators.analytic.workload import Rows, Workload
+from frontrunner.evaluators.analytic.training_code import TrainingCode
+from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.cluster import Cluster, FittedCode
 
 NORMAL_95 = 1.96
@@ -212,7 +213,7 @@ def _posterior(fit: FittedCode) -> dict[str, Direction]:
 def end_changes(
     cluster: Cluster,
     precision: str,
-    software: Software,
+    code: TrainingCode,
     work: Workload,
     unknown: Sequence[Direction],
 ) -> Rows:
@@ -221,7 +222,7 @@ def end_changes(
     The shape is (ends, directions, recipes).
     """
     ends = [_times(side * NORMAL_95, one) for side in (-1, 1) for one in unknown]
-    return np.stack(np.split(_changes(cluster, precision, software, work, ends), 2))
+    return np.stack(np.split(_changes(cluster, precision, code, work, ends), 2))
 
 
 def log_ends(changes: Rows) -> tuple[Rows, Rows]:
@@ -240,7 +241,7 @@ def log_ends(changes: Rows) -> tuple[Rows, Rows]:
 def slopes(
     cluster: Cluster,
     precision: str,
-    software: Software,
+    code: TrainingCode,
     work: Workload,
     unknown: Sequence[Direction],
 ) -> Rows:
@@ -248,13 +249,13 @@ def slopes(
     estimate.
     """
     slightly = [_times(SLIGHTLY, one) for one in unknown]
-    return _changes(cluster, precision, software, work, slightly).T / SLIGHTLY
+    return _changes(cluster, precision, code, work, slightly).T / SLIGHTLY
 
 
 def _changes(
     cluster: Cluster,
     precision: str,
-    software: Software,
+    code: TrainingCode,
     work: Workload,
     moves: Sequence[Direction],
 ) -> Rows:
@@ -263,8 +264,8 @@ def _changes(
     The formulas compute many moves in one pass, a row for each. A pass for each move would spend
     most of its time in numpy's fixed cost per operation, since plans look at few recipes.
     """
-    machine = Machine.of(cluster, precision, software)
-    constants = {**machine.constants(), "exchange_s": software.exchange_s}
+    machine = Machine.of(cluster, precision, code)
+    constants = {**machine.constants(), "exchange_s": code.exchange_s}
     capped = AT_MOST_STATED - scaled_by(assumptions(cluster, precision))
     bare = replace(cluster, efficiencies={}, fitted=())
     before = np.log(step_time(machine, work).total)
@@ -276,10 +277,10 @@ def _changes(
             value = moved(name, constants[name], by)
             value = np.minimum(value, 1.0) if name in capped else value
             own[name] = np.where(by == 0, constants[name], value)
-        code = replace(
-            software, **{name: own.pop(name) for name in (*SOFTWARE_CONSTANTS, "exchange_s")}
+        other_code = replace(
+            code, **{name: own.pop(name) for name in (*CODE_CONSTANTS, "exchange_s")}
         )
-        other = Machine.of(bare, precision, code, replace(machine.efficiencies, **own))
+        other = Machine.of(bare, precision, other_code, replace(machine.efficiencies, **own))
         found: Rows = np.log(step_time(other, work).total) - before
         return np.broadcast_to(found, (len(some), len(before)))
 

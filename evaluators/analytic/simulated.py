@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 
+from frontrunner.evaluators.analytic.codes import coded
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import peak_memory
-from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.protocol import ImmediateEvaluator, ProbeSetup
 from frontrunner.evaluators.runs.measure import (
@@ -80,9 +80,9 @@ def _step_time_s(recipe: Recipe, problem: Problem) -> float:
 
 def _memory_bytes(recipe: Recipe, problem: Problem) -> int:
     """Return the peak of the fullest rank by the formulas of `plan`."""
-    software = coded(problem.software, recipe.engine)
-    machine = Machine.of(problem.cluster, problem.precision, software)
-    work = Workload.of([recipe], problem, software.pipeline_split)
+    code = coded(problem.software, recipe.engine)
+    machine = Machine.of(problem.cluster, problem.precision, code)
+    work = Workload.of([recipe], problem, code.pipeline.layer_split)
     return int(peak_memory(machine, work).total[0])
 
 

@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from frontrunner.evaluators.analytic import communication
+from frontrunner.evaluators.analytic import communication, stage_layers
 from frontrunner.evaluators.analytic.accuracy_bounds import has_times
+from frontrunner.evaluators.analytic.arrays import Rows, number
+from frontrunner.evaluators.analytic.codes import coded
 from frontrunner.evaluators.analytic.estimates import not_modelled
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import (
@@ -23,15 +25,15 @@ from frontrunner.evaluators.analytic.memory import (
     memory_of_each,
     micro_batches_held,
 )
+from frontrunner.evaluators.analytic.replicas import replica_waits
 from frontrunner.evaluators.analytic.schedules import Pass, order_of
-from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.analytic.step import (
     StepTime,
     exposed_transfers,
     stage_passes,
     step_time,
 )
-from frontrunner.evaluators.analytic.workload import Rows, Workload, number, stage_layers
+from frontrunner.evaluators.analytic.workload import LayersByKind, Workload
 from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
@@ -165,18 +167,17 @@ def step_timeline(recipe: Recipe, problem: Problem) -> StepTimeline:
         )
         raise InvalidInput(what, hint="fewer stages or larger micro-batches have fewer")
     machine = Machine.of(problem.cluster, problem.precision, coded(problem.software, recipe.engine))
-    work = Workload.of([recipe], problem, machine.software.pipeline_split)
-    layers, dense = (
-        np.array(one, dtype=float)
-        for one in stage_layers(recipe, problem.model, machine.software.pipeline_split)
-    )
-    parts = stage_passes(machine, work, layers, dense)
+    work = Workload.of([recipe], problem, machine.code.pipeline.layer_split)
+    counts = stage_layers.of_stages(recipe, problem.model, machine.code.pipeline.layer_split)
+    by_kind: LayersByKind = tuple(np.array(counts, dtype=float).T)
+    layers = np.sum(by_kind, axis=0)
+    parts = stage_passes(machine, work, by_kind)
     formula = step_time(machine, work)
     costs = _costs(machine, work, formula, {kind: one.total for kind, one in parts.items()})
     rank_of = [rank_of_stage(recipe, stage) for stage in range(recipe.stages)]
     actions = _played(order_of(recipe), rank_of, costs)
     ends = [held[-1].end_s for held in actions]
-    memory = _memory(machine, work, actions, rank_of, (layers, dense))
+    memory = _memory(machine, work, actions, rank_of, by_kind)
     waits = [
         sum(one.end_s - one.begin_s for one in held if one.kind == "bubble") for held in actions
     ]
@@ -212,8 +213,8 @@ def step_timeline(recipe: Recipe, problem: Problem) -> StepTimeline:
 def _costs(
     machine: Machine, work: Workload, formula: StepTime, totals: Mapping[str, Rows]
 ) -> _Costs:
-    rank_s = {kind: totals[kind].sum() / max(1, int(work.pipeline_parallel[0])) for kind in totals}
-    replicas = communication.replica_waits(
+    rank_s = {kind: totals[kind].sum() / max(1, int(work.degrees.pipeline[0])) for kind in totals}
+    replicas = replica_waits(
         machine,
         work,
         fullest_parameters(machine, work),
@@ -223,7 +224,7 @@ def _costs(
     once = float((replicas.last + replicas.published)[0])
     # The formulas' own sum, by when it falls due: experts have replicas of their own.
     share = float(formula.data_parallel[0]) / max(
-        once + float((work.accumulation * replicas.each)[0]), 1e-30
+        once + float((work.schedule.accumulation * replicas.each)[0]), 1e-30
     )
     message = float(communication.pipeline_transfer_s(machine, work)[0]) / 2
     exposed = float(exposed_transfers(machine, work)[0])
@@ -237,7 +238,7 @@ def _costs(
         transfer=message,
         receives=message * min(exposed, 1.0),
         sends=message * max(exposed - 1.0, 0.0),
-        at_each=share * float(replicas.each[0]) / float(work.virtual_stages[0]),
+        at_each=share * float(replicas.each[0]) / float(work.schedule.virtual_stages[0]),
         after={
             "reduce": share * float(replicas.last[0]),
             "host": float(formula.host_transfer.ravel()[0]),
@@ -322,7 +323,7 @@ def _memory(
     work: Workload,
     actions: Sequence[Sequence[Action]],
     rank_of: Sequence[int],
-    stages: tuple[Rows, Rows],
+    stages: LayersByKind,
 ) -> list[tuple[Level, ...]]:
     """Return the bytes on each rank over the step: its states, and the activations of what is
     between its passes.
@@ -332,11 +333,12 @@ def _memory(
     logits, and what a layer needs while it runs, are there while passes run.
     """
     ranks = len(actions)
-    held = np.zeros((2, ranks))
+    held = np.zeros((len(stages), ranks))
     for stage, rank in enumerate(rank_of):
         held[:, rank] += [count[stage] for count in stages]
+    layers, layers_of_ranks = np.sum(stages, axis=0), held.sum(axis=0)
     less, more, most = (
-        memory_of_each(machine, work, *held, in_flight=count, ends=(rank_of[0], rank_of[-1]))
+        memory_of_each(machine, work, tuple(held), in_flight=count, ends=(rank_of[0], rank_of[-1]))
         for count in (  # below one micro-batch, where gradients are whole; activations grow evenly
             np.full(ranks, 0.25),
             np.full(ranks, 0.75),
@@ -361,9 +363,9 @@ def _memory(
             + own["runtime"]
             + max(own["activations"] - own["each"] / 4, 0.0)
         )
-        gradients = 0.0 if machine.software.gradients_appear else own["gradients"]
+        gradients = 0.0 if machine.code.gradients.appear_in_backward else own["gradients"]
         weight = {
-            stage: stages[0][stage] / max(held[0, rank], 1.0)
+            stage: layers[stage] / max(layers_of_ranks[rank], 1.0)
             for stage, at in enumerate(rank_of)
             if at == rank
         }

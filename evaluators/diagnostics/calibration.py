@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from frontrunner.evaluators.analytic.compute import matmul_s
+from frontrunner.evaluators.analytic.arrays import Rows
+from frontrunner.evaluators.analytic.codes import FRONTRUNNER
 from frontrunner.evaluators.analytic.fit import StepFits
 from frontrunner.evaluators.analytic.machine import FITTED, Machine
-from frontrunner.evaluators.analytic.software import FRONTRUNNER
-from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE, Rows
+from frontrunner.evaluators.analytic.pricing import matmul_s
+from frontrunner.evaluators.analytic.workload import BYTES_PER_VALUE
 from frontrunner.evaluators.diagnostics.ranks import OWN, Place, Rank, await_ranks
 from frontrunner.evaluators.runs.files import read_json, write_json, write_text
 from frontrunner.spaces.cluster import ByPrecision, Cluster, FittedCode
@@ -214,7 +215,7 @@ def _times(cluster: Cluster, rows: Sequence[Row], efficiencies: Mapping[str, flo
         index = [number for number, row in enumerate(rows) if row["precision"] == precision]
         m, n, k = (np.array([float(rows[number][side]) for number in index]) for side in "mnk")
         machine = Machine.of(cluster, precision, FRONTRUNNER, replace(FITTED, **efficiencies))
-        times[index] = matmul_s(machine, m, n, k, np.full(len(index), BYTES_PER_VALUE[precision]))
+        times[index] = matmul_s(machine, m, n, k, BYTES_PER_VALUE[precision])
     return times
 
 

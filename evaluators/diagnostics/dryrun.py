@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from frontrunner.evaluators.analytic.codes import ENGINES
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import runtime_bytes, verdict
-from frontrunner.evaluators.analytic.software import ENGINES
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.diagnostics.ranks import Rank, await_ranks
 from frontrunner.evaluators.programs.jobs import dry_run_job

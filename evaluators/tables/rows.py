@@ -17,18 +17,18 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from frontrunner.evaluators.analytic.software import (
+from frontrunner.evaluators.analytic.codes import (
     ALEPH_ALPHA,
     CODES,
-    FLASH_SPEED,
     LLM_FOUNDRY,
     MEGATRON,
     MEGATRON_DEEPSPEED,
     MEGATRON_GPT,
     NANOTRON,
     UNKNOWN,
-    Software,
 )
+from frontrunner.evaluators.analytic.kernels import FLASH_SPEED
+from frontrunner.evaluators.analytic.training_code import TrainingCode
 from frontrunner.evaluators.runs.measure import measured_steps, nodes_used
 from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.schema import Refusals, Row
@@ -476,7 +476,7 @@ def is_fused(row: Row) -> bool:
 
 @cache
 def _software(
-    code: Software, kernel: str, experts: tuple[str, str, str], *, under_deepspeed: bool
+    code: TrainingCode, kernel: str, experts: tuple[str, str, str], *, under_deepspeed: bool
 ) -> SoftwareSettings:
     """Return a code with the kernels named as in "flash_attention2 + RMS kernel"; it stays as it is
     where none is.
@@ -495,11 +495,11 @@ def _software(
     if "rms" in kernel:
         traits["norm"] = "fused"
     if under_deepspeed and code in (MEGATRON, MEGATRON_GPT):
-        gradients = "fp32" if code.wide_gradients else "16-bit"
+        gradients = "fp32" if code.gradients.wide else "16-bit"
         traits |= {
-            "activation": code.gate,
-            "rotary": code.rotary,
-            "dropout": code.dropout,
+            "activation": code.kernels.gate,
+            "rotary": code.kernels.rotary,
+            "dropout": code.kernels.dropout,
             "gradients": gradients,
         }
         code = MEGATRON_DEEPSPEED

@@ -16,23 +16,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from frontrunner.evaluators.analytic.arrays import Rows
+from frontrunner.evaluators.analytic.codes import coded
 from frontrunner.evaluators.analytic.fit import Sample, Samples
-from frontrunner.evaluators.analytic.software import coded
+from frontrunner.evaluators.analytic.stage_layers import Counts, by_kind, ends, split_layers
+from frontrunner.evaluators.analytic.training_code import LayerSplit
 from frontrunner.evaluators.analytic.workload import (
     BYTES_PER_VALUE,
     FP8_SCALINGS,
-    LAYERS,
-    ROUTED_DEVIATION,
-    Split,
+    Degrees,
+    LayerChoices,
+    PipelineLayers,
+    ScheduleRows,
+    ShardingRows,
+    StateRows,
     Workload,
-    ends,
-    has_expert_biases,
-    has_stretched_rotary,
-    split_layers,
-    with_mtp,
 )
 from frontrunner.evaluators.tables import schema
 from frontrunner.evaluators.tables.rows import (
+    LATENT,
     MEMORY,
     head_width,
     is_elsewhere,
@@ -48,8 +50,7 @@ from frontrunner.evaluators.tables.rows import (
 )
 from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
-from frontrunner.spaces.model import Model, attended
-from frontrunner.spaces.stages import leading
+from frontrunner.spaces.model import Model
 
 
 @dataclass(frozen=True)
@@ -63,16 +64,16 @@ class Table:
 
     @cached_property
     def parts(self) -> tuple[tuple[npt.NDArray[np.intp], Sample], ...]:
-        """The places of rows of one machine, precision and training code, and what the formulas
-        take of them.
+        """The places of rows of one machine, precision, training code and model, and what the
+        formulas take of them.
         """
         groups: dict[tuple[object, ...], list[int]] = {}
         for place, row in enumerate(self.rows):
             # As text, since NaN differs from itself.
             machine = [str(getattr(row, name)) for name in schema.MACHINE_NUMBERS]
-            groups.setdefault((row.hardware, *machine, row.precision, software_of(row)), []).append(
-                place
-            )
+            code = (row.hardware, *machine, row.precision, software_of(row))
+            kind = (modelled(row), row.seq, is_fused(row))
+            groups.setdefault((*code, *kind), []).append(place)
         return tuple(
             (np.array(places), self._sample([self.rows[p] for p in places]))
             for places in groups.values()
@@ -80,15 +81,15 @@ class Table:
 
     def _sample(self, rows: Sequence[Row]) -> Sample:
         first, stated = rows[0], software_of(rows[0])
-        software = coded(stated)
+        code = coded(stated)
         precision = first.precision or "bf16"
         own = self.default_cluster if preset_of(first.hardware) is None else None
         return Sample(
             cluster=own or machine_of(first),
             precision=precision,
-            software=software,
+            code=code,
             work=workload(
-                rows, precision, split=software.pipeline_split, scaling=software.fp8_default
+                rows, precision, split=code.pipeline.layer_split, scaling=code.products.fp8_default
             ),
             step_time_s=np.array(
                 [row.step_time_s if row.status == "ok" else math.nan for row in rows]
@@ -130,14 +131,14 @@ def why_not_modeled(row: Row, default_cluster: Cluster | None) -> str | None:
     if row.status not in ("ok", "oom"):
         return f"status {row.status or 'unknown'}"
     has_machine = default_cluster is not None and preset_of(row.hardware) is None
-    impossible = schema.why_impossible(row, row.layers) or _why_no_latent(row)
+    impossible = schema.why_impossible(row, row.layers) or _why_no_model(row)
     return impossible or (None if has_machine else _why_unknown(row))
 
 
-def _why_no_latent(row: Row) -> str | None:
+def _why_no_model(row: Row) -> str | None:
     try:
-        latent_of(row)
-    except ValueError as error:
+        modelled(row)
+    except (ValueError, OverflowError) as error:
         return str(error)
     return None
 
@@ -161,127 +162,138 @@ def _why_unknown(row: Row) -> str | None:
     return f"{', '.join(impossible)} not above 0" if impossible else None
 
 
-def _attended_share(row: Row) -> float:
-    window = windows(row)
-    if not window or math.isnan(row.seq):
-        return 1.0
-    every, size = window["full_attention_every"], window["attention_window"]
-    share: float = attended(row.seq, size, 1 / every if every else 0.0) / row.seq
-    return share
+def modelled(row: Row) -> Model:
+    """Return the model of a completed row as the formulas take it.
+
+    Rows state its shape. What else its layers do is taken from the preset with such layers, if one
+    has. Raises ValueError for an impossible shape.
+    """
+    if row.shared % 1:
+        raise ValueError(
+            f"shared experts {row.shared_experts} are of another width than the others"
+        )
+    latent, like = latent_of(row), preset_like(row)
+    width = head_width(row)
+    if width % 1:
+        raise ValueError(f"hidden {row.hidden:.0f} is no multiple of heads {row.heads:.0f}")
+    routed = latent or like
+    keys: dict[str, Any] = {
+        "name": row.model or "unnamed",
+        "layers": int(row.layers),
+        "hidden": int(row.hidden),
+        "heads": int(row.heads),
+        "kv_heads": int(row.kv_heads),
+        "head_width": int(width),
+        "ffn_hidden": int(row.ffn_hidden),
+        "vocabulary": int(row.vocab),
+        "vocabulary_multiple": 1,
+        "tied_embeddings": row.tied,
+        "positions": "learned" if row.is_gpt else "rotary",
+        "max_positions": int(row.seq),
+        "activation": _activation(row, like),
+        "mtp_layers": int(row.mtp_layers),
+        **windows(row),
+    }
+    if latent:
+        keys |= {name: getattr(latent, name) for name in LATENT}
+    if like:
+        keys |= {
+            "post_norms": like.post_norms,
+            "qk_norm": like.qk_norm,
+            "rotary_scaling": like.rotary_scaling,
+        }
+    if row.experts:
+        keys |= {
+            "experts": int(row.experts),
+            "experts_per_token": max(int(row.top_k), 1),
+            "shared_experts": int(row.shared),
+            "routing": routing_of(row),
+            "balancing": routed.balancing if routed else "loss",
+            "biases": like.biases if like and like.biases == "all" else "none",
+            "router_groups": latent.router_groups if latent else 1,
+            "router_groups_kept": latent.router_groups_kept if latent else 1,
+        }
+        if row.dense_layers:
+            keys["dense_layers"] = int(row.dense_layers)
+            keys["dense_ffn_hidden"] = int(row.dense_ffn_hidden)
+    return Model(**keys)
 
 
-def _expert_deviation(row: Row, like: Model | None) -> float:
-    """Return how uneven a router's choices are, balanced as that of a model with such layers."""
-    if not row.experts or routing_of(row) == "uniform":
-        return 0.0
-    return ROUTED_DEVIATION[like.balancing if like else "loss"]
-
-
-WIDTHS = ("query_rank", "key_value_rank", "rotary_width")
-"""Of latent attention."""
+def _activation(row: Row, like: Model | None) -> str:
+    stated = row.activation or (like.activation if like else "")
+    if row.two_matrices:
+        return "gelu"
+    return "swiglu_clamped" if stated == "swiglu_clamped" else "swiglu"
 
 
 def workload(
-    rows: Sequence[Row], precision: str, *, split: Split = "even", scaling: str = "tensorwise"
+    rows: Sequence[Row], precision: str, *, split: LayerSplit = "even", scaling: str = "tensorwise"
 ) -> Workload:
-    """Return the rows as the model's arrays; layers are split, and factors scaled to 8 bits, as the
-    code does.
+    """Return rows of one model, sequence length and kind of attention as the formulas' arrays.
+
+    Layers are split, and factors scaled to 8 bits, as the code does.
     """
 
-    def column(name: str, default: float = 1.0) -> npt.NDArray[np.float64]:
-        found = np.array([getattr(row, name) for row in rows], dtype=np.float64)
-        return np.where(np.isnan(found), default, found)
+    def column(name: str, default: float = 1.0) -> Rows:
+        values = np.array([getattr(row, name) for row in rows], dtype=np.float64)
+        return np.where(np.isnan(values), default, values)
 
-    hidden, zero, copies = column("hidden"), column("zero", 0), column("dp") * column("cp")
-    matrices = np.where([row.two_matrices for row in rows], 2.0, 3.0)
-    experts = np.maximum(column("top_k"), 1)
-    q_hidden = column("heads") * np.array([head_width(row) for row in rows])
-    kv_hidden = q_hidden * column("kv_heads") / column("heads")
-    latents, like = [latent_of(row) for row in rows], [preset_like(row) for row in rows]
-    uneven = map(
-        _expert_deviation, rows, (one or other for one, other in zip(latents, like, strict=True))
-    )
-    widths = {
-        key: np.array([float((one and getattr(one, key)) or 0) for one in latents])
-        for key in WIDTHS
-    }
-    value_hidden = column("heads") * np.array(
-        [float(one.value_dim) if one else 0.0 for one in latents]
-    )
-    kv_hidden = np.where(value_hidden > 0, (q_hidden + value_hidden) / 2, kv_hidden)
-    width = 2 * (q_hidden + kv_hidden) + experts * matrices * column("ffn_hidden")
-    head = column("vocab") * hidden / (hidden * width)
-    shapes = zip(column("layers").tolist(), column("pp").tolist(), head.tolist(), strict=True)
-    whole = ((int(n), int(p), cost) for n, p, cost in shapes)
-    further = column("mtp_layers", 0)
-    counts: dict[str, Any] = {name: column(own) for name, own in schema.OF_RECIPES.items()}
-    split_rows = (
-        layers_before_mtp(n, p, int(more)) if more else split_layers(split, n, p, cost)
-        for (n, p, cost), more in zip(whole, further.tolist(), strict=True)
-    )
-    dense = column("dense_layers", 0)
-    held = [
-        ends(with_mtp(one, int(more)), leading(one, int(first)))
-        for one, first, more in zip(split_rows, dense.tolist(), further.tolist(), strict=True)
-    ]
-    counts |= zip(LAYERS, np.array(held, dtype=np.float64).reshape(-1, len(LAYERS)).T, strict=True)
+    first = rows[0]
+    model = modelled(first)
+    zero, copies = column("zero", 0), column("dp") * column("cp")
+    of_recipes = {name: column(own) for name, own in schema.OF_RECIPES.items()}
+    fp8 = [row.fp8 if row.fp8 != "default" else scaling for row in rows]
     return Workload(
-        layers=column("layers") + further,
-        mtp_layers=further,
-        hidden=hidden,
-        heads=column("heads"),
-        q_hidden=q_hidden,
-        kv_hidden=kv_hidden,
-        value_hidden=value_hidden,
-        shared_experts=np.array([row.shared for row in rows]),
-        router_groups=np.array([float(one.router_groups) if one else 1.0 for one in latents]),
-        router_groups_kept=np.array(
-            [float(one.router_groups_kept) if one else 1.0 for one in latents]
+        model=model,
+        sequence_length=int(first.seq),
+        bytes_per_value=BYTES_PER_VALUE.get(precision, 2.0),
+        fused_attention=is_fused(first),
+        degrees=Degrees(
+            tensor=of_recipes["tensor_parallel"],
+            pipeline=of_recipes["pipeline_parallel"],
+            data=column("dp"),
+            context=of_recipes["context_parallel"],
+            expert=of_recipes["expert_parallel"],
+            expert_tensor=of_recipes["expert_tensor_parallel"],
         ),
-        dense_layers=dense,
-        dense_ffn_hidden=np.where(dense > 0, column("dense_ffn_hidden"), 0.0),
-        **widths,
-        ffn_hidden=column("ffn_hidden"),
-        ffn_matrices=matrices,
-        attended_share=np.array([_attended_share(row) for row in rows]),
-        norms=np.array([4.0 if one and one.post_norms else 2.0 for one in like]),
-        normed_heads=np.array(
-            [float(one.q_hidden + one.kv_hidden) if one and one.qk_norm else 0.0 for one in like]
+        sharding=ShardingRows(
+            parameters=np.where(zero >= 3, copies, 1),
+            gradients=np.where(zero >= 2, copies, 1),
+            optimizer=np.where(zero >= 1, copies, 1),
         ),
-        clamped_gate=np.array(
-            [
-                (row.activation or (one.activation if one else "")) == "swiglu_clamped"
-                for row, one in zip(rows, like, strict=True)
-            ]
+        schedule=ScheduleRows(
+            micro_batch_seqs=of_recipes["micro_batch_seqs"],
+            accumulation=of_recipes["accumulation"],
+            virtual_stages=of_recipes["virtual_stages"],
+            head_on_first=column("pp") == 1,
         ),
-        stretched_rotary=np.array([one is not None and has_stretched_rotary(one) for one in like]),
-        expert_biases=np.array([one is not None and has_expert_biases(one) for one in like]),
-        expert_deviation=np.array(list(uneven)),
-        experts=column("experts", 0),
-        experts_per_token=experts,
-        vocabulary=column("vocab"),
-        sequence_length=column("seq"),
-        tied_embeddings=np.array([row.tied for row in rows]),
-        rotary=np.array([not row.is_gpt for row in rows]),
-        fused_attention=np.array([is_fused(row) for row in rows]),
-        bytes_per_value=np.full(len(rows), BYTES_PER_VALUE.get(precision, 2.0)),
-        data_parallel=column("dp"),
-        sharding_parameters=np.where(zero >= 3, copies, 1),
-        sharding_gradients=np.where(zero >= 2, copies, 1),
-        sharding_optimizer=np.where(zero >= 1, copies, 1),
-        recompute_full=np.array([row.recompute == "full" for row in rows]),
-        recompute_selective=np.array([row.recompute == "selective" for row in rows]),
-        sequence_parallel=np.array([row.seq_parallel == 1 and row.tp > 1 for row in rows]),
-        head_on_first=column("pp") == 1,
-        fp8=np.array(
-            [
-                float(FP8_SCALINGS.index(row.fp8 if row.fp8 != "default" else scaling))
-                for row in rows
-            ]
+        choices=LayerChoices(
+            sequence_parallel=np.array([row.seq_parallel == 1 and row.tp > 1 for row in rows]),
+            recompute_full=np.array([row.recompute == "full" for row in rows]),
+            recompute_selective=np.array([row.recompute == "selective" for row in rows]),
+            compile=np.array([_is_compiled(row) for row in rows]),
+            fp8=np.array([float(FP8_SCALINGS.index(name)) for name in fp8]),
         ),
-        compile=np.array([_is_compiled(row) for row in rows]),
-        **counts,
+        states=StateRows(),
+        layers=PipelineLayers.of([_layers(row, model, split) for row in rows]),
     )
+
+
+def _layers(row: Row, model: Model, split: LayerSplit) -> tuple[Counts, Counts, Counts]:
+    """Return the layers of the pipeline's first, fullest between, and last rank."""
+    ranks = int(row.pp) if row.pp == row.pp else 1
+    if model.mtp_layers:
+        counts: Sequence[int] = layers_before_mtp(model.layers, ranks, model.mtp_layers)
+    else:
+        counts = split_layers(split, model.layers, ranks, _head_layers(model))
+    return ends(by_kind(counts, model))
+
+
+def _head_layers(model: Model) -> float:
+    """Return the head's parameters over those of a layer that a token goes through."""
+    feed_forward = max(model.experts_per_token, 1) * model.ffn_matrices * model.ffn_hidden
+    width = 2 * model.q_hidden + model.kv_heads * (model.head_dim + model.value_dim)
+    return model.padded_vocabulary / (width + feed_forward)
 
 
 def _is_compiled(row: Row) -> bool:

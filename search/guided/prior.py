@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from frontrunner.evaluators.analytic.accuracy_bounds import prior_deviations
+from frontrunner.evaluators.analytic.codes import KNOWN
 from frontrunner.evaluators.analytic.estimates import blocks, estimate_many, not_modelled
 from frontrunner.evaluators.analytic.machine import fit_of
 from frontrunner.evaluators.analytic.memory import PeakMemory, between_codes, peak_memory
 from frontrunner.evaluators.analytic.priors import LEARNED, directions, slopes
-from frontrunner.evaluators.analytic.software import KNOWN
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.spaces.columns import chosen, each
 from frontrunner.spaces.custom import CustomKnob
@@ -182,10 +182,10 @@ def prior_of(recipes: Sequence[Recipe], problem: Problem) -> Prior:
     for rows_of, machine, work in blocks(chosen(recipes, places), problem):
         block, peak = places[rows_of], peak_memory(machine, work)
         unknown = directions(
-            deviations, fit_of(problem.cluster, problem.precision, machine.software), LEARNED
+            deviations, fit_of(problem.cluster, problem.precision, machine.code), LEARNED
         )
         step_time_s[block] = step_time(machine, work).total
-        felt[block] = slopes(problem.cluster, problem.precision, machine.software, work, unknown)
+        felt[block] = slopes(problem.cluster, problem.precision, machine.code, work, unknown)
         for column, name in enumerate(("runtime", *MEMORY_PARTS)):
             memory[block, column] = getattr(peak, name)
         of_codes[block] = between_codes(machine, work, peak, "allocated")

@@ -20,8 +20,8 @@ from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.spatial.distance import cdist
 
 from frontrunner.evaluators.analytic.accuracy_bounds import own_error
+from frontrunner.evaluators.analytic.codes import coded
 from frontrunner.evaluators.analytic.machine import fit_of
-from frontrunner.evaluators.analytic.software import coded
 from frontrunner.search.guided.prior import NAMES, CandidateTable, Places, Rows, middle
 from frontrunner.spaces.problem import Problem
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from frontrunner.evaluators.analytic.codes import coded
 from frontrunner.evaluators.analytic.fit import are_of_one_machine, refit, samples_of_problems
 from frontrunner.evaluators.analytic.machine import fit_of
-from frontrunner.evaluators.analytic.software import coded
 from frontrunner.evaluators.runs.measure import nodes_used
 from frontrunner.results.outcome import FailureKind, Measurement, Outcome
 from frontrunner.results.predictions import Expected

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from frontrunner.evaluators.analytic.codes import MEGATRON_GPT, Software
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.software import MEGATRON_GPT, Software
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 from frontrunner.spaces.model import Model

@@ -10,10 +10,10 @@ import pytest
 
 from frontrunner import dryrun
 from frontrunner.config.campaign import read_campaign_file
+from frontrunner.evaluators.analytic.codes import FRONTRUNNER
 from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import peak_memory
-from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.workload import Workload
 from support.campaigns import tiny, write_toml
 from support.small_space import small_problem

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frontrunner.evaluators.analytic.codes import DEEPSPEED, FRONTRUNNER, MEGATRON
 from frontrunner.evaluators.analytic.communication import (
     all_to_all_s,
     exchanges_s,
@@ -19,7 +20,6 @@ from frontrunner.evaluators.analytic.communication import (
 from frontrunner.evaluators.analytic.compute import HOST_ADAM_S_PER_PARAMETER, layer
 from frontrunner.evaluators.analytic.machine import FP8_SHARES
 from frontrunner.evaluators.analytic.memory import host_memory, peak_memory
-from frontrunner.evaluators.analytic.software import DEEPSPEED, FRONTRUNNER, MEGATRON
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.recipe import Recipe

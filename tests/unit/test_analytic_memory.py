@@ -7,6 +7,14 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from frontrunner.evaluators.analytic.codes import (
+    ALEPH_ALPHA,
+    CODES,
+    FRONTRUNNER,
+    MEGATRON_GPT,
+    UNKNOWN,
+    Software,
+)
 from frontrunner.evaluators.analytic.estimates import memory_bounds
 from frontrunner.evaluators.analytic.memory import (
     MemoryKind,
@@ -17,14 +25,6 @@ from frontrunner.evaluators.analytic.memory import (
     memory_of_ranks,
     peak_memory,
     verdict,
-)
-from frontrunner.evaluators.analytic.software import (
-    ALEPH_ALPHA,
-    CODES,
-    FRONTRUNNER,
-    MEGATRON_GPT,
-    UNKNOWN,
-    Software,
 )
 from frontrunner.evaluators.analytic.workload import Workload, stage_layers
 from frontrunner.spaces.recipe import Recipe

@@ -10,8 +10,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from frontrunner.evaluators.analytic.codes import MEGATRON_GPT, NANOTRON
 from frontrunner.evaluators.analytic.communication import replicas_s, ring_s
-from frontrunner.evaluators.analytic.software import MEGATRON_GPT, NANOTRON
 from frontrunner.evaluators.analytic.workload import Split, Workload, ends, split_layers
 from frontrunner.spaces.cluster import Links
 from frontrunner.spaces.presets import cluster_preset

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frontrunner.evaluators.analytic.codes import MEGATRON, MEGATRON_GPT
 from frontrunner.evaluators.analytic.communication import (
     pipeline_transfer_s,
     point_to_point_s,
@@ -16,7 +17,6 @@ from frontrunner.evaluators.analytic.communication import (
     ring_s,
 )
 from frontrunner.evaluators.analytic.compute import head, linear
-from frontrunner.evaluators.analytic.software import MEGATRON, MEGATRON_GPT
 from frontrunner.evaluators.analytic.step import bubble_s, step_time
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.sharding import Sharding

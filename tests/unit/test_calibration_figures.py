@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from frontrunner.config.campaign import read_cluster_file
+from frontrunner.evaluators.analytic.codes import FRONTRUNNER
 from frontrunner.evaluators.analytic.communication import ring_s
-from frontrunner.evaluators.analytic.compute import matmul_s
 from frontrunner.evaluators.analytic.machine import Machine, assumptions
-from frontrunner.evaluators.analytic.software import FRONTRUNNER
+from frontrunner.evaluators.analytic.pricing import matmul_s
 from frontrunner.evaluators.diagnostics.calibration import (
     Calibration,
     calibration,

@@ -14,6 +14,7 @@ import pytest
 
 import frontrunner
 from frontrunner.config.campaign import read_cluster_file
+from frontrunner.evaluators.analytic.codes import CODES
 from frontrunner.evaluators.analytic.fit import (
     FEWEST_ROWS,
     Samples,
@@ -24,7 +25,6 @@ from frontrunner.evaluators.analytic.fit import (
 )
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.priors import DEVIATIONS
-from frontrunner.evaluators.analytic.software import CODES
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.tables.workloads import read, samples_of_tables
 from frontrunner.results.outcome import Failure, FailureKind

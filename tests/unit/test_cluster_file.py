@@ -11,6 +11,7 @@ import pytest
 
 import frontrunner
 from frontrunner.config.campaign import named_cluster, read_campaign_file, read_cluster_file
+from frontrunner.evaluators.analytic.codes import FRONTRUNNER
 from frontrunner.evaluators.analytic.estimates import plan
 from frontrunner.evaluators.analytic.machine import (
     EFFICIENCY_NAMES,
@@ -19,7 +20,6 @@ from frontrunner.evaluators.analytic.machine import (
     Machine,
     check_efficiencies,
 )
-from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.spaces.cluster import ByPrecision, Cluster
 from frontrunner.spaces.errors import FrontrunnerError
 from support.analytic import A100, PROBLEM, recipe

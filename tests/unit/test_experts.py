@@ -13,12 +13,12 @@ import pytest
 
 from frontrunner.evaluators.analytic.accuracy_bounds import log_bounds
 from frontrunner.evaluators.analytic.advice import layouts
+from frontrunner.evaluators.analytic.codes import FRONTRUNNER
 from frontrunner.evaluators.analytic.communication import dispatch_s
 from frontrunner.evaluators.analytic.compute import _router, layer
 from frontrunner.evaluators.analytic.estimates import plan
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import memory_of_ranks
-from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.runs.measure import measured_steps
 from frontrunner.results.outcome import Telemetry

@@ -12,10 +12,10 @@ import pytest
 
 from frontrunner.config.campaign import parse_cluster, read_cluster_file
 from frontrunner.evaluators.analytic.accuracy_bounds import fitted_row_error, log_bounds
+from frontrunner.evaluators.analytic.codes import CODES, coded, known_as
 from frontrunner.evaluators.analytic.estimates import plan
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.priors import DEVIATIONS, LEARNED, SHIPPED_SHARE, directions
-from frontrunner.evaluators.analytic.software import CODES, coded, known_as
 from frontrunner.evaluators.diagnostics.calibration import cluster_toml
 from frontrunner.spaces.cluster import ByPrecision, Cluster, FittedCode, FittedConstant
 from frontrunner.spaces.errors import InvalidInput

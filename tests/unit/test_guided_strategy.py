@@ -12,10 +12,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from frontrunner.evaluators.analytic.codes import FRONTRUNNER
 from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.analytic.machine import FITTED
 from frontrunner.evaluators.analytic.priors import DEVIATIONS, LEARNED
-from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.search.guided.prior import Prior, prior_of
 from frontrunner.search.guided.strategy import Guided, Observations

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from frontrunner.evaluators.analytic import priors
+from frontrunner.evaluators.analytic.codes import FRONTRUNNER, MEGATRON_GPT
 from frontrunner.evaluators.analytic.estimates import blocks
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.priors import DEVIATIONS, deviations_of, moved, place, slopes
-from frontrunner.evaluators.analytic.software import FRONTRUNNER, MEGATRON_GPT
 from support.analytic import A100, PROBLEM, recipe
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from frontrunner.config.campaign import parse_campaign
 from frontrunner.evaluators.analytic.accuracy_bounds import log_bounds
+from frontrunner.evaluators.analytic.codes import CODES, KNOWN, TRAITS, UNKNOWN, coded, described
 from frontrunner.evaluators.analytic.estimates import estimate_many
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import log_deviation, peak_memory
-from frontrunner.evaluators.analytic.software import CODES, KNOWN, TRAITS, UNKNOWN, coded, described
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.programs.trainers import LOG_PATTERNS
 from frontrunner.search.spec import CampaignSpec

@@ -14,7 +14,7 @@ import pytest
 from search_runs import survey_of
 
 from frontrunner.config.campaign import read_campaign_file
-from frontrunner.evaluators.analytic.software import coded
+from frontrunner.evaluators.analytic.codes import coded
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.tables import workloads as tables
 from frontrunner.evaluators.tables.rows import TableProblems, read_problems

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from frontrunner.evaluators.analytic.codes import FRONTRUNNER
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import host_memory
-from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.trainer.job import Optimizer
 from frontrunner.evaluators.trainer.model import Gpt, mean_cross_entropy
 from frontrunner.evaluators.trainer.optimizer import NarrowStateOptimizer, build_optimizer, clip

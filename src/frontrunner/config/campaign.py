@@ -238,7 +238,7 @@ def _check_code(software: SoftwareSettings) -> SoftwareSettings:
 
 
 def _codes() -> tuple[str, ...]:
-    from frontrunner.evaluators.analytic.software import CODES
+    from frontrunner.evaluators.analytic.codes import CODES
 
     return tuple(CODES)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from frontrunner.config.campaign import THIS_MACHINE, parse_campaign
 from frontrunner.config.toml_file import toml_value
+from frontrunner.evaluators.analytic.codes import FRONTRUNNER
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.software import FRONTRUNNER
 from frontrunner.evaluators.runs.settings import ProbeSettings
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import bad_value, did_you_mean, holds

@@ -20,9 +20,9 @@ from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.starter import PROBES, written
 from frontrunner.config.toml_file import Table, parse_toml
 from frontrunner.evaluators.analytic.breakdown import breakdown
+from frontrunner.evaluators.analytic.codes import CODES, FRONTRUNNER
 from frontrunner.evaluators.analytic.estimates import Estimate
 from frontrunner.evaluators.analytic.scaling import Scaling, ScalingRow, scaling
-from frontrunner.evaluators.analytic.software import CODES, FRONTRUNNER
 from frontrunner.planning import plan_of
 from frontrunner.recipe_actions import recipe_by_id
 from frontrunner.search.campaign_setup import free_name

@@ -1,0 +1,1 @@
+"""Operations and weights of each kind of part of a model."""

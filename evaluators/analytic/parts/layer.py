@@ -1,0 +1,77 @@
+"""A transformer layer: two blocks, with norms and residuals around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from frontrunner.evaluators.analytic.arrays import Rows
+from frontrunner.evaluators.analytic.operations import Elementwise, Operation
+from frontrunner.evaluators.analytic.parts import attention, feed_forward, latent_attention, mixture
+from frontrunner.evaluators.analytic.parts.setting import Setting
+from frontrunner.evaluators.analytic.workload import Workload
+from frontrunner.spaces.model import Model
+
+
+def operations(layer: Model, setting: Setting) -> Iterator[Operation]:
+    """Yield the operations of a layer's forward pass."""
+    attending = attention if layer.key_value_rank is None else latent_attention
+    yield from attending.operations(layer, setting)
+    feeding = mixture if layer.experts else feed_forward
+    yield from feeding.operations(layer, setting)
+    yield from _between_blocks(layer, setting)
+
+
+def _between_blocks(layer: Model, setting: Setting) -> Iterator[Elementwise]:
+    values = setting.hidden_values
+    norms = 4 if layer.post_norms else 2
+    shares_input = layer.parallel_residual and setting.code.kernels.norm == "fused"
+    yield Elementwise(
+        kernel="norm",
+        values=norms * values,
+        kept_values=(norms - 1 if shares_input else norms) * values,
+    )
+    yield Elementwise(kernel="residual", values=2 * values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerWeights:
+    """Parameters of a layer's matrices, before any sharding over replicas."""
+
+    shared: Rows
+    """Those of one tensor-parallel rank besides the experts."""
+    experts: int
+    """Those of all experts together."""
+
+    def on_rank(self, work: Workload) -> Rows:
+        """Return what a rank holds."""
+        return self.shared + self.experts / work.degrees.expert_ranks
+
+    def sharded(self, work: Workload, degree: Rows) -> Rows:
+        """Return what a rank holds, times `degree`, where each parameter is sharded over so many
+        copies.
+
+        Experts then are sharded over all ranks of the stage that hold the same ones.
+        """
+        return self.shared + self.experts_sharded(work, degree)
+
+    def experts_sharded(self, work: Workload, degree: Rows) -> Rows:
+        """Return the experts' part of `sharded`."""
+        return self.experts / np.where(degree > 1, work.degrees.tensor, work.degrees.expert_ranks)
+
+
+def weights(layer: Model, work: Workload) -> LayerWeights:
+    """Return the parameters of a layer's matrices."""
+    attending = attention if layer.key_value_rank is None else latent_attention
+    feeding = mixture if layer.experts else feed_forward
+    return LayerWeights(
+        shared=attending.weights(layer, work) + feeding.weights(layer, work),
+        experts=mixture.expert_weights(layer),
+    )
+
+
+def weights_of_kinds(work: Workload) -> Sequence[LayerWeights]:
+    """Return the parameters of each kind of the model's layers."""
+    return [weights(layer, work) for _, layer in work.model.kinds]

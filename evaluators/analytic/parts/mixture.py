@@ -1,0 +1,220 @@
+"""Mixture of experts: a router sends each token to some of many feed-forward parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from frontrunner.evaluators.analytic.arrays import Rows, number
+from frontrunner.evaluators.analytic.kernels import Operation as Kernel
+from frontrunner.evaluators.analytic.operations import (
+    Elementwise,
+    ExpertDispatch,
+    HostWork,
+    MemoryPass,
+    Operation,
+    Product,
+    TensorReduction,
+)
+from frontrunner.evaluators.analytic.parts import feed_forward
+from frontrunner.evaluators.analytic.parts.attention import LAYER_KERNELS
+from frontrunner.evaluators.analytic.parts.setting import Setting
+from frontrunner.evaluators.analytic.workload import Workload
+from frontrunner.spaces.model import Model
+
+ROW_TILE = 128.0
+"""Each expert's rows are padded to a multiple of this."""
+ROUTED_DEVIATION = {"none": 0.26, "loss": 0.26, "bias": 0.02}
+"""Standard deviation of an expert's tokens over the mean, by how a router is balanced.
+
+The fullest of 64 experts had 1.72 and 1.52 times the mean in models of 1B and 3B parameters with an
+auxiliary loss, 1.04 with biases (arXiv 2408.15664, table 2, over a validation set), and the largest
+of 64 normals is 2.34 deviations above the mean. A router that is not balanced is taken to be as
+even as with a loss, which it is at most.
+"""
+LARGEST_OF_NORMALS = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.343, 2.594, 2.826)
+"""The mean of the largest of 1, 2, 4 to 256 standard normals."""
+BIAS_KERNELS = 2, 9
+"""Kernels that the host starts for the weighted bias of an expert, where each is added by itself:
+multiplied and added; backward converted, for bias and weight multiplied and summed, and added to
+two biases' gradients, with a hook of the replicas' for each.
+"""
+
+
+def operations(layer: Model, setting: Setting) -> Iterator[Operation]:
+    """Yield the operations of the block: router, dispatch, experts, and shared experts.
+
+    Ranks split the experts (expert parallelism), and each expert's matrices (expert tensor
+    parallelism); the latter compute the rows of all of them.
+    """
+    work, code = setting.work, setting.code
+    yield setting.block_input()
+    yield from _router(layer, setting)
+    yield from _dispatch(layer, setting)
+    yield from _experts(layer, setting)
+    if layer.shared_experts:
+        width = layer.ffn_hidden / work.degrees.tensor * layer.shared_experts
+        for product in feed_forward.products(layer, setting, width):
+            yield replace(
+                product,
+                may_be_narrow=code.products.transformer_engine,
+                dropped_by_alternate=(),
+            )
+        yield TensorReduction(bytes=setting.block_result_bytes())
+    yield from _elementwise(layer, setting)
+    yield HostWork(factor=code.experts.host_factor)
+
+
+def weights(layer: Model, work: Workload) -> Rows:
+    """Return a tensor-parallel rank's parameters besides the experts: router and shared experts."""
+    shared = layer.shared_experts * layer.ffn_matrices * layer.ffn_hidden
+    return layer.hidden * (layer.experts + shared) / work.degrees.tensor
+
+
+def expert_weights(layer: Model) -> int:
+    """Return the parameters of all experts of a layer."""
+    return layer.experts * layer.hidden * layer.ffn_matrices * layer.ffn_hidden
+
+
+def deviation(layer: Model) -> float:
+    """Return how uneven a router's choices are; 0 where tokens are dealt in turn."""
+    if not layer.experts or layer.routing != "learned":
+        return 0.0
+    return ROUTED_DEVIATION[layer.balancing]
+
+
+def imbalance(layer: Model, setting: Setting) -> Rows:
+    """Return how many tokens the fullest rank gets for its experts, over the mean of the ranks that
+    share them.
+
+    It is as stated, or what normals give whose deviation is that of one expert over the root of a
+    rank's experts.
+    """
+    if setting.rank_imbalance is not None:
+        return number(setting.rank_imbalance)
+    if not deviation(layer):
+        return number(1)
+    ranks = setting.work.degrees.expert
+    largest = np.interp(np.log2(ranks), np.arange(len(LARGEST_OF_NORMALS)), LARGEST_OF_NORMALS)
+    return 1 + deviation(layer) / np.sqrt(experts_on_rank(layer, setting)) * largest
+
+
+def experts_on_rank(layer: Model, setting: Setting) -> Rows:
+    """Return the experts of a layer that a rank holds, whole or a share of each."""
+    return np.maximum(layer.experts / setting.work.degrees.expert, 1.0)
+
+
+def _own_tokens(setting: Setting) -> Rows:
+    """Return the tokens that a rank sends to experts: its own positions."""
+    return setting.work.tokens / setting.work.sequence_shards
+
+
+def _router(layer: Model, setting: Setting) -> Iterator[Operation]:
+    work, tokens = setting.work, _own_tokens(setting)
+    is_wide = setting.code.experts.widens_router
+    if is_wide and work.bytes_per_value < 4:
+        converted = (work.bytes_per_value + 4.0) * tokens * layer.hidden
+        yield MemoryPass(
+            forward_bytes=converted,
+            backward_bytes=2 * converted,
+            repeated=setting.tiles_feed_forward,
+        )
+    yield Product(
+        rows=tokens,
+        inputs=layer.hidden,
+        outputs=(layer.experts,),
+        is_wide=is_wide,
+        may_be_narrow=False,
+        repeated=setting.tiles_feed_forward,
+        kept_values=(np.zeros(1),),
+    )
+
+
+def _dispatch(layer: Model, setting: Setting) -> Iterator[Operation]:
+    work, code = setting.work, setting.code
+    ways, ranks = work.degrees.expert_tensor, work.degrees.expert
+    yield HostWork(collectives=np.where(ranks > 1, 3.0, 0.0) + np.where(ways > 1, 3.0, 0.0))
+    received: Rows | float = 0.0
+    if code.activations.selective == "products" and not code.experts.dispatches_once:
+        copies = layer.experts_per_token * ((ranks > 1) + ways * (ways > 1))
+        received = 2 * copies * setting.hidden_values
+    yield ExpertDispatch(
+        row_bytes=setting.hidden_values * work.bytes_per_value * imbalance(layer, setting),
+        experts=layer.experts,
+        experts_per_token=layer.experts_per_token,
+        groups=layer.router_groups,
+        groups_kept=layer.router_groups_kept,
+        received_values=received,
+    )
+
+
+def _experts(layer: Model, setting: Setting) -> Iterator[Operation]:
+    work, code = setting.work, setting.code
+    ways, count = work.degrees.expert_tensor, experts_on_rank(layer, setting)
+    chosen = layer.experts_per_token
+    rows_of_rank = _own_tokens(setting) * chosen * imbalance(layer, setting) * ways
+    rows = np.ceil(rows_of_rank / count / ROW_TILE) * ROW_TILE
+    width = layer.ffn_hidden / ways
+    up = layer.ffn_matrices - 1
+    values = work.tokens * chosen * layer.ffn_hidden / work.degrees.tensor
+    narrow = code.products.transformer_engine
+    yield Product(
+        rows=rows,
+        inputs=layer.hidden,
+        outputs=(width,) * up,
+        count=count,
+        may_be_narrow=narrow,
+        repeated=setting.tiles_feed_forward,
+        kept_values=(values,) * up,
+    )
+    yield Product(
+        rows=rows,
+        inputs=width,
+        outputs=(layer.hidden,),
+        count=count,
+        may_be_narrow=narrow,
+        repeated=setting.tiles_feed_forward,
+        is_last=True,
+        kept_values=(setting.hidden_values * chosen * ways,),
+    )
+
+
+def _elementwise(layer: Model, setting: Setting) -> Iterator[Operation]:
+    """Yield activation, permutation and biases."""
+    work, code = setting.work, setting.code
+    chosen, uneven = layer.experts_per_token, imbalance(layer, setting)
+    is_tiled = setting.tiles_feed_forward
+    values = work.tokens * layer.ffn_hidden / work.degrees.tensor
+    yield Elementwise(
+        kernel=feed_forward.activation_kernel(layer),
+        values=values * (chosen * uneven + layer.shared_experts),
+        kept_values=np.where(is_tiled, 0.0, values * (chosen + layer.shared_experts)),
+        saved_bytes=np.where(setting.keeps_8_bit_inputs & ~is_tiled, values * chosen, 0.0),
+    )
+    copies = setting.hidden_values * chosen
+    # Half is the row's, which ranks that share each expert hold of all of them.
+    rows = copies * (1 + work.degrees.expert_tensor) / 2
+    yield Elementwise(kernel="permutation", values=rows * uneven, kept_values=rows)
+    if code.experts.sorts_received and not code.experts.dispatches_once:
+        yield Elementwise(kernel="sorting", values=copies * uneven, kept_values=copies)
+    if layer.biases == "all":
+        yield from _biases(layer, setting, copies * uneven)
+
+
+def _biases(layer: Model, setting: Setting, copies: Rows) -> Iterator[Operation]:
+    code = setting.code.experts
+    if code.biases != "singly":
+        inner = copies * (layer.ffn_matrices - 1) * layer.ffn_hidden / layer.hidden
+        yield Elementwise(kernel="expert bias", values=inner)
+    last: Kernel = "expert bias"
+    if code.biases != "repeated":
+        last = "wide weighted expert bias" if code.dispatches_once else "weighted expert bias"
+    yield Elementwise(kernel=last, values=copies)
+    if code.biases == "singly":
+        count = experts_on_rank(layer, setting)
+        yield HostWork(
+            forward_share=count * BIAS_KERNELS[0] / LAYER_KERNELS[0],
+            backward_share=count * BIAS_KERNELS[1] / LAYER_KERNELS[1],
+        )
