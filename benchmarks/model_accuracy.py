@@ -55,6 +55,7 @@ from frontrunner.evaluators.analytic.workload import (
     Degrees,
     LayerChoices,
     PipelineLayers,
+    RecomputeRows,
     ScheduleRows,
     ShardingRows,
     StateRows,
@@ -100,9 +101,8 @@ def recipes_per_second() -> float:
             virtual_stages=np.where(ranks > 1, power(1), 1),
             head_on_first=ranks == 1,
         ),
-        choices=LayerChoices(
-            recompute_full=generator.random(SPEED_ROWS) < 0.5, sequence_parallel=yes
-        ),
+        recompute=RecomputeRows(full=generator.random(SPEED_ROWS) < 0.5),
+        choices=LayerChoices(sequence_parallel=yes),
         states=StateRows(),
         layers=PipelineLayers(first=layers, middle=layers, last=layers),
     )

@@ -136,16 +136,16 @@ def exchange_s(machine: Machine, work: Workload, exchange: ContextExchange) -> R
     group, stride = work.degrees.context, work.degrees.strides["dp"]
     once = all_to_all_s(machine, exchange.inward_bytes, group=group, stride=stride)
     once = once + all_to_all_s(machine, exchange.outward_bytes, group=group, stride=stride)
-    return np.where(work.choices.recompute_full, 3.0, 2.0) * once
+    return np.where(work.recompute.full, 3.0, 2.0) * once
 
 
 def dispatch_s(machine: Machine, work: Workload, dispatch: ExpertDispatch) -> Rows:
     """Return the time of one layer's all-to-alls to the experts and back per micro-batch; 0 where
     ranks share none.
 
-    Both go again backward, and forward once more under full recompute. Ranks that share each expert
-    gather what came to them all, and scatter the sums of their results. Sent once, a token crosses
-    to a node that holds any of its experts one time, and goes to each such rank there
+    Both go again backward, and forward once more where they are recomputed. Ranks that share each
+    expert gather what came to them all, and scatter the sums of their results. Sent once, a token
+    crosses to a node that holds any of its experts one time, and goes to each such rank there
     (github.com/deepseek-ai/DeepEP); experts are taken to be chosen evenly.
     """
     if not (work.degrees.expert_ranks > 1).any():
@@ -155,7 +155,8 @@ def dispatch_s(machine: Machine, work: Workload, dispatch: ExpertDispatch) -> Ro
     shared = ring_s(
         machine, copies * ways, group=ways, stride=_stage_stride(machine, work, ways), passes=1
     )
-    times = np.where(work.choices.recompute_full, 6.0, 4.0)
+    is_again = work.recompute.full | work.recompute.again(dispatch.again)
+    times = np.where(is_again, 6.0, 4.0)
     if not machine.code.experts.dispatches_once:
         stride = ways * _stage_stride(machine, work, work.degrees.expert_ranks)
         return times * (all_to_all_s(machine, copies, group=group, stride=stride) + shared)

@@ -303,30 +303,48 @@ def layer_memory(machine: Machine, work: Workload, layer: Model) -> LayerMemory:
     tensor parallelism what lies inside. Fully recomputed, a layer keeps its input.
     """
     operations = list(layer_part.operations(layer, Setting(work=work, code=machine.code)))
-    whole, scores = _kept_of(machine, work, operations), np.zeros(1)
-    for tensor in operations:
-        if isinstance(tensor, Kept):
-            whole = whole + tensor.bytes
-            scores = scores + (tensor.bytes if tensor.are_scores else 0.0)
+    whole, scores, dropped = np.zeros(1), np.zeros(1), np.zeros(1)
+    for operation in operations:
+        match operation:
+            case Kept():
+                kept = operation.bytes
+                scores = scores + (kept if "attention" in operation.dropped_by else 0.0)
+                gone = np.where(work.recompute.again(operation.dropped_by), kept, 0.0)
+            case Elementwise():
+                kept = _kept_bytes(machine, work, operation)
+                gone = _dropped_bytes(work, operation, kept)
+            case _:
+                continue
+        whole, dropped = whole + kept, dropped + gone
     policy = machine.code.activations
     if policy.keeps_products(fused_attention=work.fused_attention):
         selective = work.boundary_bytes + _products_of(machine, work, operations)
     else:
         selective = whole - scores
-    kept = np.where(work.choices.recompute_selective, selective, whole)
-    return LayerMemory(whole, np.where(work.choices.recompute_full, work.boundary_bytes, kept))
+    kept = np.where(work.recompute.selective, selective, whole - dropped)
+    return LayerMemory(whole, np.where(work.recompute.full, work.boundary_bytes, kept))
 
 
-def _kept_of(machine: Machine, work: Workload, operations: Sequence[Operation]) -> Rows:
-    """Return the bytes that elementwise kernels keep."""
-    bytes_kept, size = np.zeros(1), work.bytes_per_value
-    for operation in operations:
-        if isinstance(operation, Elementwise):
-            compiled, eager = machine.code.kernels.bytes_of(operation.kernel)
-            each = np.where(work.choices.compile, compiled.kept, eager.kept) * size / 2
-            values = operation.values if operation.kept_values is None else operation.kept_values
-            bytes_kept = bytes_kept + each * values - operation.saved_bytes
-    return bytes_kept
+def _kept_bytes(machine: Machine, work: Workload, operation: Elementwise) -> Rows:
+    """Return the bytes that an elementwise kernel keeps."""
+    compiled, eager = machine.code.kernels.bytes_of(operation.kernel)
+    bytes_per_value = np.where(work.choices.compile, compiled.kept, eager.kept)
+    return bytes_per_value * work.bytes_per_value / 2 * _kept_values(operation) - (
+        operation.saved_bytes
+    )
+
+
+def _kept_values(operation: Elementwise) -> Rows:
+    return operation.values if operation.kept_values is None else operation.kept_values
+
+
+def _dropped_bytes(work: Workload, operation: Elementwise, kept: Rows) -> Rows:
+    """Return what of `kept` bytes the recomputation of named parts drops: all, or the result."""
+    result = work.bytes_per_value * _kept_values(operation) - operation.saved_bytes
+    is_again = work.recompute.again(operation.again) & operation.drops_result
+    return np.where(
+        work.recompute.again(operation.dropped_by), kept, np.where(is_again, result, 0.0)
+    )
 
 
 def _products_of(machine: Machine, work: Workload, operations: Sequence[Operation]) -> Rows:
@@ -384,9 +402,12 @@ def _memory_of(machine: Machine, work: Workload, kinds: Sequence[_Kind], rank: _
     optimizer = counts.optimizer * state_bytes / sharding.optimizer
     # Where a layer runs again its activations are whole for a moment, in addition to what all
     # layers keep.
-    choices = work.choices
-    again = choices.recompute_full | choices.recompute_selective | states.activation_offload
+    again = work.recompute.full | work.recompute.selective | states.activation_offload
     working = np.where(again, 1.0, WORKING_SHARE) * at_work.memory.whole
+    # Of recomputed parts it is what they dropped that is there again.
+    dropped = at_work.memory.whole - at_work.memory.kept
+    is_partial = work.recompute.any_part & ~again
+    working = np.where(is_partial, np.maximum(working, dropped), working)
     # The head is through when the last layer runs backward.
     working = np.maximum(working + _gathered(machine, work) - loss, 0.0)
     return PeakMemory(
@@ -449,7 +470,7 @@ def _activations(
         received = received + (chunks - rank.has_head) * accumulation
         activations = activations + np.where(is_pipeline, received * boundary, 0.0)
     if work.model.mtp_layers:  # of each, its two norms' inputs, and what they make of them, joined
-        joined = np.where(rank.has_head & ~work.choices.recompute_full, 4.0, 0.0)
+        joined = np.where(rank.has_head & ~work.recompute.full, 4.0, 0.0)
         activations = activations + in_flight * joined * work.model.mtp_layers * boundary
     if policy.keeps_outputs:  # those of micro-batches in flight are among their activations
         logits = accumulation * _logits(machine, work) * work.bytes_per_value

@@ -4,14 +4,21 @@ A part of a model (`parts/`) yields the operations of its forward pass, in order
 micro-batch on one rank. Each states what its backward pass takes. `pricing` turns operations into
 seconds and `memory` into bytes; neither knows which part asked for them. Every array has an entry
 for each recipe.
+
+Recipes may recompute some parts of a layer (`workload.NAMED_PARTS`). `again` names the parts whose
+recomputation runs an operation's forward pass again, `dropped_by` those which drop a tensor.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from frontrunner.evaluators.analytic.arrays import Flags, Rows
 from frontrunner.evaluators.analytic.kernels import Operation as Kernel
+
+Parts = frozenset[str]
+NONE: Parts = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +46,7 @@ class Product:
     """Only a residual reads the result, so that compiled code does not keep it."""
     dropped_by_alternate: tuple[bool, ...] = ()
     """The outputs that code which keeps every second product drops; by default none."""
+    again: Parts = NONE
 
     @property
     def width(self) -> Rows | float:
@@ -57,13 +65,17 @@ class Elementwise:
 
     `values` are those of the rank that takes longest, `kept_values` (by default the same) those
     whose tensors stay until the backward pass. `saved_bytes` are kept less, because the product
-    after it keeps its input in 8 bits.
+    after it keeps its input in 8 bits. Where the kernel runs `again`, it drops its result if
+    `drops_result`.
     """
 
     kernel: Kernel
     values: Rows
     kept_values: Rows | None = None
     saved_bytes: Rows | float = 0.0
+    again: Parts = NONE
+    dropped_by: Parts = NONE
+    drops_result: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +86,7 @@ class MemoryPass:
     backward_bytes: Rows
     repeated: Flags | bool = False
     """Recipes whose backward pass runs the forward kernels once more."""
+    again: Parts = NONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +107,7 @@ class Attention:
     """Where the code's own softmax does not run."""
     result_values: Rows
     """Values of the result on the rank."""
+    again: Parts = NONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +115,7 @@ class Kept:
     """Tensors that stay until the backward pass."""
 
     bytes: Rows
-    are_scores: bool = False
-    """Scores and probabilities of attention, which selective recompute of attention drops."""
+    dropped_by: Parts = NONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +126,7 @@ class TensorReduction:
 
     bytes: Rows
     more_backward: Rows | float = 0.0
+    again: Parts = NONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +154,7 @@ class ExpertDispatch:
     groups_kept: int = 1
     received_values: Rows | float = 0.0
     """What code that keeps products and these messages keeps of them."""
+    again: Parts = NONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,3 +182,16 @@ Operation = (
     | ExpertDispatch
     | HostWork
 )
+
+
+def recomputed_as(part: str, operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Yield operations that all run again, and tensors that are all dropped, where a part is
+    recomputed.
+    """
+    for operation in operations:
+        changes = {
+            name: getattr(operation, name) | {part}
+            for name in ("again", "dropped_by")
+            if hasattr(operation, name)
+        }
+        yield replace(operation, **changes)

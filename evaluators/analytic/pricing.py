@@ -142,17 +142,41 @@ def products_s(machine: Machine, work: Workload, operations: Sequence[Operation]
 
 
 def repeated_s(machine: Machine, work: Workload, operations: Sequence[Operation]) -> Rows:
-    """Return the time of what the backward pass runs forward once more."""
+    """Return the time of what the backward pass runs forward once more, whatever is recomputed."""
     time = np.zeros(1)
     for operation in operations:
-        if not isinstance(operation, Product | MemoryPass) or not np.any(operation.repeated):
-            continue
-        if isinstance(operation, Product):
-            again = product_s(machine, work, operation).forward
-        else:
-            again = operation.forward_bytes / machine.memory_bytes_per_s
-        time = time + np.where(operation.repeated, again, 0.0)
+        if isinstance(operation, Product | MemoryPass) and np.any(operation.repeated):
+            again = _forward_s(machine, work, operation)
+            time = time + np.where(operation.repeated, again, 0.0)
     return time
+
+
+def recomputed_parts_s(machine: Machine, work: Workload, operations: Sequence[Operation]) -> Rows:
+    """Return the time of the operations that run again because a named part is recomputed."""
+    time = np.zeros(1)
+    if not work.recompute.any_part.any():
+        return time
+    for operation in operations:
+        if isinstance(operation, Product | MemoryPass | Attention | Elementwise):
+            is_again = work.recompute.again(operation.again)
+            if is_again.any():
+                time = time + np.where(is_again, _forward_s(machine, work, operation), 0.0)
+    return time
+
+
+def _forward_s(
+    machine: Machine, work: Workload, operation: Product | MemoryPass | Attention | Elementwise
+) -> Rows:
+    match operation:
+        case Product():
+            return product_s(machine, work, operation).forward
+        case Attention():
+            return _attention_s(machine, work, operation).forward
+        case MemoryPass():
+            return operation.forward_bytes / machine.memory_bytes_per_s
+        case Elementwise():
+            kernel_s = machine.efficiencies.kernel_s
+            return _elementwise_s(machine, work, operation).forward + kernel_s
 
 
 def product_s(machine: Machine, work: Workload, product: Product) -> Passes:
@@ -218,11 +242,11 @@ def _attention_s(machine: Machine, work: Workload, attention: Attention) -> Pass
         )
     bytes_of = machine.code.kernels.score_bytes(eager=attention.eager_softmax)
     scores = eff.scores * attention.pairs * attention.heads * work.bytes_per_value / 2
-    forward, backward = (scores * of / machine.memory_bytes_per_s for of in bytes_of[:2])
+    score_s = scores / machine.memory_bytes_per_s
     product = flops / machine.matmul_flops
     return Passes(
-        forward=product + forward + 3 * eff.kernel_s,
-        backward=2 * product + backward + 5 * eff.kernel_s,
+        forward=product + score_s * bytes_of.forward + 3 * eff.kernel_s,
+        backward=2 * product + score_s * bytes_of.backward + 5 * eff.kernel_s,
     )
 
 
@@ -231,18 +255,24 @@ def elementwise_s(machine: Machine, work: Workload, operations: Sequence[Operati
 
     Compiled, half of the kernels start (assumed).
     """
-    eff, kernels = machine.efficiencies, machine.code.kernels
-    is_compiled = work.choices.compile
-    starts = np.where(is_compiled, 4.0, 8.0) * eff.kernel_s
-    forward, backward = np.zeros(1), np.zeros(1)
+    starts = np.where(work.choices.compile, 4.0, 8.0) * machine.efficiencies.kernel_s
+    time = Passes(forward=starts, backward=2 * starts)
     for operation in operations:
         if isinstance(operation, Elementwise):
-            compiled, eager = kernels.bytes_of(operation.kernel)
-            values = operation.values
-            forward = forward + values * np.where(is_compiled, compiled.forward, eager.forward)
-            backward = backward + values * np.where(is_compiled, compiled.backward, eager.backward)
-    value_s = eff.elementwise * work.bytes_per_value / 2 / machine.memory_bytes_per_s
-    return Passes(forward=value_s * forward + starts, backward=value_s * backward + 2 * starts)
+            time = time + _elementwise_s(machine, work, operation)
+    return time
+
+
+def _elementwise_s(machine: Machine, work: Workload, operation: Elementwise) -> Passes:
+    """Return the time of one kernel, without its start."""
+    compiled, eager = machine.code.kernels.bytes_of(operation.kernel)
+    is_compiled = work.choices.compile
+    moved_values = machine.efficiencies.elementwise * operation.values
+    value_s = moved_values * work.bytes_per_value / 2 / machine.memory_bytes_per_s
+    return Passes(
+        forward=value_s * np.where(is_compiled, compiled.forward, eager.forward),
+        backward=value_s * np.where(is_compiled, compiled.backward, eager.backward),
+    )
 
 
 def memory_passes_s(machine: Machine, operations: Sequence[Operation]) -> Passes:

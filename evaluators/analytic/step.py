@@ -326,8 +326,9 @@ def _recompute_s(
         again = elementwise.forward
     if kept.selective == "alternate":
         again = again + pricing.dropped_products_s(machine, work, operations)
-    selective = np.where(work.choices.recompute_selective, again, 0.0)
-    return np.where(work.choices.recompute_full, forward, selective)
+    selective = np.where(work.recompute.selective, again, 0.0)
+    parts = pricing.recomputed_parts_s(machine, work, operations)
+    return np.where(work.recompute.full, forward, selective + parts)
 
 
 def _reduce_s(machine: Machine, work: Workload, reduction: TensorReduction) -> Rows:
@@ -350,11 +351,13 @@ def _tensor_parallel_s(
     if code.activations.keeps_products(fused_attention=work.fused_attention):
         # Of a reduce-scatter and an all-gather the latter alone is repeated.
         selective = np.where(choices.sequence_parallel, 0.5, 1.0)
-    again = np.where(choices.recompute_selective, selective, 0.0)
-    again = np.where(choices.recompute_full, 1.0, again)
+    again = np.where(work.recompute.selective, selective, 0.0)
+    again = np.where(work.recompute.full, 1.0, again)
     time = np.zeros(1)
     for reduction, seconds in zip(reductions, reduce_s, strict=True):
-        time = time + (2.0 + again + reduction.more_backward) * seconds
+        is_again = work.recompute.again(reduction.again) & ~work.recompute.full
+        passes = 2.0 + again + is_again + reduction.more_backward
+        time = time + passes * seconds
     # Gathers in 8 bits take half of a gather's time.
     is_narrow = (choices.fp8 > 0) & code.products.transformer_engine
     if not code.products.transformer_engine:

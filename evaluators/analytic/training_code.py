@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,14 @@ def fitted(value: float, low: float, high: float) -> Any:
     included.
     """
     return field(default=value, metadata={"bounds": (low, high)})
+
+
+class ScoreBytes(NamedTuple):
+    """Bytes per score of attention that is not one kernel: moved in each pass, and kept."""
+
+    forward: Rows
+    backward: Rows
+    kept: Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +70,15 @@ class Kernels:
     attention, whose `other rotary` is then eager.
     """
 
-    def score_bytes(self, *, eager: Flags) -> tuple[Rows, Rows, Rows]:
-        """Return the bytes per score, moved forward, backward, and kept.
-
-        In `eager` rows the softmax is eager, whatever the code prefers.
+    def score_bytes(self, *, eager: Flags) -> ScoreBytes:
+        """Return the bytes per score; in `eager` recipes the softmax is eager, whatever the code
+        prefers.
         """
         kinds = zip(SOFTMAX["eager"], SOFTMAX[self.softmax], DROPPED_SCORE, strict=True)
         found = []
         for of_eager, of_code, dropped in kinds:
             found.append(np.where(eager, of_eager, of_code) + (dropped if self.dropout else 0.0))
-        return found[0], found[1], found[2]
+        return ScoreBytes(*found)
 
     def bytes_of(self, operation: Operation) -> tuple[Bytes, Bytes]:
         """Return the bytes per 16-bit value of an operation, compiled and not compiled."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any
@@ -125,12 +125,50 @@ class LayerChoices:
     """What recipes choose of how layers and loss run. `fp8` is an index into `FP8_SCALINGS`."""
 
     sequence_parallel: Flags = field(default_factory=_no)
-    recompute_full: Flags = field(default_factory=_no)
-    recompute_selective: Flags = field(default_factory=_no)
     compile: Flags = field(default_factory=_no)
     loss_chunks: Rows = field(default_factory=_one)
     feed_forward_tiles: Rows = field(default_factory=_one)
     fp8: Rows = field(default_factory=_zero)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputeRows:
+    """What the backward pass computes a second time.
+
+    Besides all of a layer (`full`), or what the training code drops under `selective`, there are
+    named parts, as in Megatron-core's `recompute_modules`.
+    """
+
+    full: Flags = field(default_factory=_no)
+    selective: Flags = field(default_factory=_no)
+    attention: Flags = field(default_factory=_no)
+    """Scores, softmax and the product with the values."""
+    latents: Flags = field(default_factory=_no)
+    """Queries, keys and values that are made from latent vectors."""
+    norms: Flags = field(default_factory=_no)
+    """The norms before the two blocks."""
+    activation: Flags = field(default_factory=_no)
+    """Activations of experts."""
+    dense: Flags = field(default_factory=_no)
+    """Feed-forward blocks without experts."""
+    experts: Flags = field(default_factory=_no)
+    """Feed-forward blocks with experts."""
+
+    def again(self, parts: Collection[str]) -> Flags:
+        """Return the recipes that compute any of these parts again, by the parts' own names."""
+        flags = np.array([False])
+        for part in parts:
+            flags = flags | getattr(self, part)
+        return flags
+
+    @property
+    def any_part(self) -> Flags:
+        """The recipes that compute any named part again."""
+        return self.again(NAMED_PARTS)
+
+
+NAMED_PARTS = ("attention", "latents", "norms", "activation", "dense", "experts")
+"""The parts that can be recomputed by themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +220,7 @@ class Workload:
     sharding: ShardingRows
     schedule: ScheduleRows
     choices: LayerChoices
+    recompute: RecomputeRows
     states: StateRows
     layers: PipelineLayers
 
@@ -246,11 +285,17 @@ class Workload:
         return replace(self, **groups)
 
 
+def _recomputes(part: str, recipe: Recipe) -> bool:
+    """Return whether a recipe recomputes a named part."""
+    return part in recipe.recompute.split("+")
+
+
 _GROUPS: Mapping[str, type] = {
     "degrees": Degrees,
     "sharding": ShardingRows,
     "schedule": ScheduleRows,
     "choices": LayerChoices,
+    "recompute": RecomputeRows,
     "states": StateRows,
 }
 _FIELDS_OF_RECIPES: Mapping[str, str | Callable[[Recipe], float]] = {
@@ -271,8 +316,9 @@ _FIELDS_OF_RECIPES: Mapping[str, str | Callable[[Recipe], float]] = {
     "split_backward": lambda recipe: recipe.schedule in SPLIT_BACKWARD_SCHEDULES,
     "keeps_all": lambda recipe: recipe.schedule in ("gpipe", "looped-bfs"),
     "dual_pipeline": lambda recipe: recipe.schedule == "dualpipev",
-    "recompute_full": lambda recipe: recipe.recompute == "full",
-    "recompute_selective": lambda recipe: recipe.recompute == "selective",
+    "full": lambda recipe: recipe.recompute == "full",
+    "selective": lambda recipe: recipe.recompute == "selective",
+    **{part: functools.partial(_recomputes, part) for part in NAMED_PARTS},
     "fp8": lambda recipe: FP8_SCALINGS.index(recipe.fp8),
     "optimizer_on_host": lambda recipe: recipe.offload != "none",
     "parameters_on_host": lambda recipe: recipe.offload == "optimizer+parameters",

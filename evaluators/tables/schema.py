@@ -168,6 +168,7 @@ WORDS = (
     "attention_kernel",
     "training_code",
     "recompute",
+    "recompute_modules",
     "source",
     "table",
     "hardware",

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,9 +24,11 @@ from frontrunner.evaluators.analytic.training_code import LayerSplit
 from frontrunner.evaluators.analytic.workload import (
     BYTES_PER_VALUE,
     FP8_SCALINGS,
+    NAMED_PARTS,
     Degrees,
     LayerChoices,
     PipelineLayers,
+    RecomputeRows,
     ScheduleRows,
     ShardingRows,
     StateRows,
@@ -136,6 +138,8 @@ def why_not_modeled(row: Row, default_cluster: Cluster | None) -> str | None:
 
 
 def _why_no_model(row: Row) -> str | None:
+    if unknown := sorted(set(row.recompute_modules.split()) - MODULES.keys()):
+        return f"recompute of {', '.join(unknown)} is not modeled"
     try:
         modelled(row)
     except (ValueError, OverflowError) as error:
@@ -269,13 +273,39 @@ def workload(
         ),
         choices=LayerChoices(
             sequence_parallel=np.array([row.seq_parallel == 1 and row.tp > 1 for row in rows]),
-            recompute_full=np.array([row.recompute == "full" for row in rows]),
-            recompute_selective=np.array([row.recompute == "selective" for row in rows]),
             compile=np.array([_is_compiled(row) for row in rows]),
             fp8=np.array([float(FP8_SCALINGS.index(name)) for name in fp8]),
         ),
+        recompute=_recompute(rows),
         states=StateRows(),
         layers=PipelineLayers.of([_layers(row, model, split) for row in rows]),
+    )
+
+
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "core_attn": ("attention",),
+    "mla_up_proj": ("latents",),
+    "layernorm": ("norms",),
+    "moe_act": ("activation",),
+    "mlp": ("dense",),
+    "moe": ("experts",),
+}
+"""Modules of Megatron-core's `recompute_modules` -> the named parts of `RecomputeRows`."""
+
+
+def _recompute(rows: Sequence[Row]) -> RecomputeRows:
+    """Return what the rows compute again; modules that a row names stand in place of the code's own
+    selective recompute.
+    """
+    modules = [row.recompute_modules.split() for row in rows]
+    named = [{part for module in each for part in MODULES[module]} for each in modules]
+    selective = [
+        row.recompute == "selective" and not parts for row, parts in zip(rows, named, strict=True)
+    ]
+    return RecomputeRows(
+        full=np.array([row.recompute == "full" for row in rows]),
+        selective=np.array(selective),
+        **{part: np.array([part in parts for parts in named]) for part in NAMED_PARTS},
     )
 
 

@@ -1,20 +1,26 @@
-"""Grouped attention: groups of heads share keys and values (GQA, arXiv 2305.13245)."""
+"""Grouped attention: groups of heads share keys and values (GQA, arXiv 2305.13245).
+
+`after_projections` has what every kind of attention does once it has queries, keys and values.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from frontrunner.evaluators.analytic.arrays import Flags, Rows
-from frontrunner.evaluators.analytic.kernels import Operation as Kernel
+from frontrunner.evaluators.analytic.kernels import Operation as KernelName
 from frontrunner.evaluators.analytic.operations import (
+    NONE,
     Attention,
     ContextExchange,
     Elementwise,
     HostWork,
     Kept,
     Operation,
+    Parts,
     Product,
     TensorReduction,
 )
@@ -23,110 +29,99 @@ from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.model import Model
 
 UNFUSED_HOST_SHARE = 0.2
-"""Of the host's work per layer, what softmax adds where it is not one kernel: four kernels beside
-15 forward and four beside 29 backward, with the forward pass run twice.
+"""What an unfused softmax adds to the host's work for a layer: four kernels beside 15 in the
+forward pass and four beside 29 in the backward pass, where the forward pass is run twice.
 """
 LAYER_KERNELS = 44, 88
-"""Kernels of a layer without experts that the host starts in Megatron-core's forward and backward
-passes.
+"""Kernels that the host starts for a layer without experts, forward and backward, in Megatron-core.
 """
 ROTATION_KERNELS = 26, 16
-"""Kernels of eager rotations of queries and keys beyond those of fused ones: cosine and sine,
-scaled and converted, a half negated and joined, two products, a sum and what is not rotated joined;
-backward products, sums and joins.
+"""Kernels that an eager rotation of queries and keys starts beyond a fused one, forward and
+backward. Forward: cosine and sine, each scaled and converted; a half negated and joined; two
+products and a sum; a join with the part that is not rotated. Backward: products, sums and joins.
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadWidths:
+    """Widths of queries, keys, values and attention's result, of all heads together.
+
+    All tensor-parallel ranks together have these; each has its share. Where there are more ranks
+    than heads of keys, each rank has one whole head.
+    """
+
+    queries: int
+    keys: Rows
+    values: Rows
+    result: int
+    rotated: int | Rows | None
+    """Rotated part of queries and keys; None without rotary positions."""
+    made_again: Parts = NONE
+    """Named parts whose recomputation makes queries, keys and values again."""
+
+    @property
+    def keys_or_values(self) -> Rows:
+        """Mean width of keys and values."""
+        return (self.keys + self.values) / 2
 
 
 def operations(layer: Model, setting: Setting) -> Iterator[Operation]:
     """Yield the operations of the attention block."""
     work = setting.work
-    ways, tokens, hidden = work.degrees.tensor, work.tokens, work.model.hidden
+    ranks, tokens = work.degrees.tensor, work.tokens
     queries, keys = layer.q_hidden, keys_width(layer, work)
     yield setting.block_input()
     yield Product(
         rows=tokens,
-        inputs=hidden,
-        outputs=(queries / ways, keys / ways, keys / ways),
+        inputs=layer.hidden,
+        outputs=(queries / ranks, keys / ranks, keys / ranks),
         dropped_by_alternate=(False, True, False),
     )
     if layer.qk_norm:
-        yield Elementwise(kernel="norm", values=tokens * (queries + keys) / ways)
-    rotated = queries + keys if layer.positions == "rotary" else None
-    yield from core(
-        layer, setting, queries=queries, keys=keys, values=keys, mixed=queries, rotated=rotated
+        yield Elementwise(kernel="norm", values=tokens * (queries + keys) / ranks)
+    yield from after_projections(
+        layer,
+        setting,
+        HeadWidths(
+            queries=queries,
+            keys=keys,
+            values=keys,
+            result=queries,
+            rotated=queries + keys if layer.positions == "rotary" else None,
+        ),
     )
 
 
 def weights(layer: Model, work: Workload) -> Rows:
     """Return a tensor-parallel rank's parameters of the attention matrices."""
-    keys = keys_width(layer, work)
-    return layer.hidden * (2 * layer.q_hidden + 2 * keys) / work.degrees.tensor
+    width = 2 * layer.q_hidden + 2 * keys_width(layer, work)
+    return layer.hidden * width / work.degrees.tensor
 
 
 def keys_width(layer: Model, work: Workload) -> Rows:
-    """Return the width of all keys; where ranks are more than heads of keys, each has one whole."""
+    """Return the width of all heads of keys; a rank has at least one whole head."""
     return np.maximum(layer.kv_heads, work.degrees.tensor) * layer.head_dim
 
 
-def lacks_fused_softmax(layer: Model, setting: Setting) -> Flags:
-    """Return the recipes with a number of heads on which the code's fused softmax does not run."""
-    work = setting.work
-    heads = work.schedule.micro_batch_seqs * layer.heads / work.degrees.tensor
-    odd: Flags = heads % setting.code.kernels.fused_softmax_heads != 0
-    return odd & (not work.fused_attention)
-
-
-def core(
-    layer: Model,
-    setting: Setting,
-    *,
-    queries: float,
-    keys: Rows,
-    values: Rows,
-    mixed: float,
-    rotated: float | Rows | None,
-) -> Iterator[Operation]:
-    """Yield what any attention does after its first products: rotation, scores, softmax, the
-    product with the values, the output projection and the sum over tensor-parallel ranks.
-
-    `queries`, `keys` and `values` are widths of all heads together; a head's result has the width
-    of its values, `mixed` together. `rotated` is the rotated width of queries and keys.
+def after_projections(layer: Model, setting: Setting, widths: HeadWidths) -> Iterator[Operation]:
+    """Yield what follows the products that make queries, keys and values: rotation, scores, softmax
+    and the product with the values, the output projection, and the sum over tensor-parallel ranks.
     """
-    work, code = setting.work, setting.code
-    ways, tokens, size = work.degrees.tensor, work.tokens, work.bytes_per_value
-    average = (keys + values) / 2
-    yield Elementwise(kernel="reshape", values=tokens * (queries + average) / ways)
-    if rotated is not None:
-        kernel: Kernel = "rotary" if is_plain_rotation(layer) else "other rotary"
-        yield Elementwise(kernel=kernel, values=tokens * rotated / ways)
-    if not is_plain_rotation(layer):
-        is_eager = float(code.kernels.fused_rotary_is_plain)
-        yield HostWork(
-            forward_share=is_eager * ROTATION_KERNELS[0] / LAYER_KERNELS[0],
-            backward_share=is_eager * ROTATION_KERNELS[1] / LAYER_KERNELS[1],
-        )
-    yield from _exchange(layer, setting, queries=queries, average=average, mixed=mixed)
-    yield from _kept(layer, setting, queries=queries, average=average, mixed=mixed)
-    is_padded = code.activations.pads_values
-    eager_softmax = lacks_fused_softmax(layer, setting)
-    yield Attention(
-        pairs=tokens * work.sequence_length / ways,
-        attended_share=work.model.attended(work.sequence_length) / work.sequence_length,
-        query_width=queries,
-        value_width=queries if is_padded else mixed,
-        heads=layer.heads,
-        eager_softmax=eager_softmax,
-        result_values=tokens * (queries if is_padded else mixed) / ways,
+    work = setting.work
+    ranks, tokens = work.degrees.tensor, work.tokens
+    yield Elementwise(
+        kernel="reshape",
+        values=tokens * (widths.queries + widths.keys_or_values) / ranks,
+        again=widths.made_again,
     )
-    yield HostWork(factor=np.where(eager_softmax, 1 + UNFUSED_HOST_SHARE, 1.0))
-    if not work.fused_attention:
-        scores = tokens * layer.heads * work.sequence_length / ways
-        kept_bytes = code.kernels.score_bytes(eager=eager_softmax)[2] * size / 2
-        yield Kept(bytes=scores * kept_bytes, are_scores=True)
+    yield from _rotation(layer, setting, widths)
+    yield from _context_exchange(layer, setting, widths)
+    yield from _kept_tensors(layer, setting, widths)
+    yield from _scores(layer, setting, widths)
     yield Product(
         rows=tokens,
-        inputs=mixed / ways,
-        outputs=(work.model.hidden,),
+        inputs=widths.result / ranks,
+        outputs=(layer.hidden,),
         dropped_by_alternate=(True,),
     )
     yield TensorReduction(bytes=setting.block_result_bytes())
@@ -139,42 +134,93 @@ def is_stretched(layer: Model) -> bool:
     return layer.rotary_scaling is not None and layer.rotary_scaling.kind == "yarn"
 
 
-def is_plain_rotation(layer: Model) -> bool:
-    """Return whether a fused rotation serves the layer, whatever the code."""
-    return layer.key_value_rank is None and not is_stretched(layer)
-
-
-def _exchange(
-    layer: Model, setting: Setting, *, queries: float, average: Rows, mixed: float
-) -> Iterator[Operation]:
+def lacks_fused_softmax(layer: Model, setting: Setting) -> Flags:
+    """Return the recipes whose unfused attention has a number of heads on which the code's fused
+    softmax does not run.
+    """
     work = setting.work
-    ways, context = work.degrees.tensor, work.degrees.context
+    if work.fused_attention:
+        return np.array([False])
+    heads_of_rank = work.schedule.micro_batch_seqs * layer.heads / work.degrees.tensor
+    lacks: Flags = heads_of_rank % setting.code.kernels.fused_softmax_heads != 0
+    return lacks
+
+
+def _rotation(layer: Model, setting: Setting, widths: HeadWidths) -> Iterator[Operation]:
+    work = setting.work
+    is_plain = layer.key_value_rank is None and not is_stretched(layer)
+    kernel: KernelName = "rotary" if is_plain else "other rotary"
+    if widths.rotated is not None:
+        yield Elementwise(
+            kernel=kernel,
+            values=work.tokens * widths.rotated / work.degrees.tensor,
+            again=widths.made_again,
+        )
+    if not is_plain and setting.code.kernels.fused_rotary_is_plain:
+        yield HostWork(
+            forward_share=ROTATION_KERNELS[0] / LAYER_KERNELS[0],
+            backward_share=ROTATION_KERNELS[1] / LAYER_KERNELS[1],
+        )
+
+
+def _scores(layer: Model, setting: Setting, widths: HeadWidths) -> Iterator[Operation]:
+    """Yield scores, softmax and the product with the values, and what they keep."""
+    work, code = setting.work, setting.code
+    ranks, tokens = work.degrees.tensor, work.tokens
+    is_eager = lacks_fused_softmax(layer, setting)
+    # Some kernels need values as wide as the queries, and return as wide a result.
+    value_width = widths.queries if code.activations.pads_values else widths.result
+    pairs = tokens * work.sequence_length / ranks
+    yield Attention(
+        pairs=pairs,
+        attended_share=work.model.attended(work.sequence_length) / work.sequence_length,
+        query_width=widths.queries,
+        value_width=value_width,
+        heads=layer.heads,
+        eager_softmax=is_eager,
+        result_values=tokens * value_width / ranks,
+        again=frozenset({"attention"}),
+    )
+    yield HostWork(factor=np.where(is_eager, 1 + UNFUSED_HOST_SHARE, 1.0))
+    if not work.fused_attention:
+        bytes_of_score = code.kernels.score_bytes(eager=is_eager).kept * work.bytes_per_value / 2
+        yield Kept(bytes=pairs * layer.heads * bytes_of_score, dropped_by=frozenset({"attention"}))
+
+
+def _context_exchange(layer: Model, setting: Setting, widths: HeadWidths) -> Iterator[Operation]:
+    work = setting.work
+    ranks, context = work.degrees.tensor, work.degrees.context
     if not (context > 1).any():
         return
     # At least one head of keys for each of the ranks that share a sequence.
-    keys = np.maximum(average / ways, context * queries / layer.heads)
+    whole_heads = context * widths.queries / layer.heads
+    keys = np.maximum(widths.keys_or_values / ranks, whole_heads)
     bytes_of_width = work.tokens * work.bytes_per_value
     yield ContextExchange(
-        inward_bytes=bytes_of_width * (queries / ways + 2 * keys),
-        outward_bytes=bytes_of_width * mixed / ways,
+        inward_bytes=bytes_of_width * (widths.queries / ranks + 2 * keys),
+        outward_bytes=bytes_of_width * widths.result / ranks,
     )
     yield HostWork(collectives=np.where(context > 1, 2.0, 0.0))
 
 
-def _kept(
-    layer: Model, setting: Setting, *, queries: float, average: Rows, mixed: float
-) -> Iterator[Kept]:
-    """Yield queries, keys, values and what attention makes of them."""
-    work, kept = setting.work, setting.code.activations
-    ways, tokens, size = work.degrees.tensor, work.tokens, work.bytes_per_value
-    width = queries + 2 * average + mixed
-    if kept.pads_values:  # to the width of the queries, and so is what attention makes of them
-        width = width + 2 * (queries - mixed)
-    if kept.keeps_packed_qkv and layer.positions == "rotary":
-        width = width + queries + average
-    copies = ~work.choices.compile & (work.schedule.micro_batch_seqs >= kept.copies_attention_from)
-    exchanged = work.degrees.context > 1  # what arrives is a copy
-    width = width + mixed * copies + mixed * exchanged
-    yield Kept(bytes=tokens * size * width / ways)
-    # The result stays in 16 bits beside the copy that the output projection keeps.
-    yield Kept(bytes=np.where(setting.keeps_8_bit_inputs, tokens * queries / ways, 0.0))
+def _kept_tensors(layer: Model, setting: Setting, widths: HeadWidths) -> Iterator[Kept]:
+    """Yield queries, keys and values, and attention's result."""
+    work, policy = setting.work, setting.code.activations
+    bytes_of_width = work.tokens * work.bytes_per_value / work.degrees.tensor
+    made = widths.queries + 2 * widths.keys_or_values
+    result = widths.result
+    if policy.pads_values:
+        made = made + widths.queries - widths.result
+        result = widths.queries
+    if policy.keeps_packed_qkv and layer.positions == "rotary":
+        made = made + widths.queries + widths.keys_or_values
+    yield Kept(bytes=bytes_of_width * made, dropped_by=widths.made_again)
+    is_copied = ~work.choices.compile & (
+        work.schedule.micro_batch_seqs >= policy.copies_attention_from
+    )
+    # Context parallelism's exchange back makes a copy, too.
+    copies = widths.result * is_copied + widths.result * (work.degrees.context > 1)
+    yield Kept(bytes=bytes_of_width * (result + copies))
+    # The result stays in 16 bits beside the 8-bit copy that the output projection keeps.
+    narrow = work.tokens * widths.result / work.degrees.tensor
+    yield Kept(bytes=np.where(setting.keeps_8_bit_inputs, narrow, 0.0))

@@ -13,6 +13,7 @@ from frontrunner.evaluators.analytic.operations import (
     Operation,
     Product,
     TensorReduction,
+    recomputed_as,
 )
 from frontrunner.evaluators.analytic.parts.setting import Setting
 from frontrunner.evaluators.analytic.workload import Workload
@@ -21,9 +22,13 @@ from frontrunner.spaces.model import Model
 
 def operations(layer: Model, setting: Setting) -> Iterator[Operation]:
     """Yield the operations of the feed-forward block."""
+    yield setting.block_input()
+    yield from recomputed_as("dense", _block(layer, setting))
+
+
+def _block(layer: Model, setting: Setting) -> Iterator[Operation]:
     work = setting.work
     width = layer.ffn_hidden / work.degrees.tensor
-    yield setting.block_input()
     yield from products(layer, setting, width)
     is_tiled = setting.tiles_feed_forward
     values = work.tokens * width

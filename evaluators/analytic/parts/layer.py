@@ -32,6 +32,7 @@ def _between_blocks(layer: Model, setting: Setting) -> Iterator[Elementwise]:
         kernel="norm",
         values=norms * values,
         kept_values=(norms - 1 if shares_input else norms) * values,
+        again=frozenset({"norms"}),
     )
     yield Elementwise(kernel="residual", values=2 * values)
 

@@ -17,6 +17,7 @@ from frontrunner.evaluators.analytic.operations import (
     Operation,
     Product,
     TensorReduction,
+    recomputed_as,
 )
 from frontrunner.evaluators.analytic.parts import feed_forward
 from frontrunner.evaluators.analytic.parts.attention import LAYER_KERNELS
@@ -49,8 +50,12 @@ def operations(layer: Model, setting: Setting) -> Iterator[Operation]:
     Ranks split the experts (expert parallelism), and each expert's matrices (expert tensor
     parallelism); the latter compute the rows of all of them.
     """
-    work, code = setting.work, setting.code
     yield setting.block_input()
+    yield from recomputed_as("experts", _block(layer, setting))
+
+
+def _block(layer: Model, setting: Setting) -> Iterator[Operation]:
+    work, code = setting.work, setting.code
     yield from _router(layer, setting)
     yield from _dispatch(layer, setting)
     yield from _experts(layer, setting)
@@ -187,11 +192,14 @@ def _elementwise(layer: Model, setting: Setting) -> Iterator[Operation]:
     chosen, uneven = layer.experts_per_token, imbalance(layer, setting)
     is_tiled = setting.tiles_feed_forward
     values = work.tokens * layer.ffn_hidden / work.degrees.tensor
+    kept_values = np.where(is_tiled, 0.0, values * (chosen + layer.shared_experts))
     yield Elementwise(
         kernel=feed_forward.activation_kernel(layer),
         values=values * (chosen * uneven + layer.shared_experts),
-        kept_values=np.where(is_tiled, 0.0, values * (chosen + layer.shared_experts)),
-        saved_bytes=np.where(setting.keeps_8_bit_inputs & ~is_tiled, values * chosen, 0.0),
+        kept_values=kept_values,
+        saved_bytes=np.where(setting.keeps_8_bit_inputs, kept_values, 0.0),
+        again=frozenset({"activation"}),
+        drops_result=True,
     )
     copies = setting.hidden_values * chosen
     # Half is the row's, which ranks that share each expert hold of all of them.

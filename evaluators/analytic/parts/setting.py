@@ -50,7 +50,7 @@ class Setting:
         bytes_per_value = np.where(
             self.keeps_8_bit_inputs, work.bytes_per_value / 2, work.bytes_per_value
         )
-        return Kept(bytes=values * bytes_per_value)
+        return Kept(bytes=values * bytes_per_value, dropped_by=frozenset({"norms"}))
 
     def block_result_bytes(self) -> Rows:
         """Return the bytes of a block's result before tensor-parallel ranks sum it."""
