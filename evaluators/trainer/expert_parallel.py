@@ -20,7 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from frontrunner.evaluators.trainer.layout import exchanged
-from frontrunner.evaluators.trainer.model import Gpt, on_host
+from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.evaluators.trainer.parts.experts import on_host
 from frontrunner.spaces.model import Model
 
 

@@ -30,14 +30,11 @@ from frontrunner.evaluators.trainer.data_parallel import FsdpReplicas, Replicas,
 from frontrunner.evaluators.trainer.expert_parallel import ExpertLoads, apply_expert_parallel
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout, stage_layers, stages_of_rank
-from frontrunner.evaluators.trainer.model import (
-    Balance,
-    Block,
-    FeedForward,
-    Gpt,
-    initialize,
-    mean_cross_entropy,
-)
+from frontrunner.evaluators.trainer.model import Gpt, initialize
+from frontrunner.evaluators.trainer.parts.block import Block
+from frontrunner.evaluators.trainer.parts.feed_forward import FeedForward
+from frontrunner.evaluators.trainer.parts.head import mean_cross_entropy
+from frontrunner.evaluators.trainer.parts.mixture import Balance
 from frontrunner.evaluators.trainer.run import StepOutcome, Stepper, synchronize
 from frontrunner.evaluators.trainer.tensor_parallel import (
     OnLocalWeight,

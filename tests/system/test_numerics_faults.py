@@ -58,7 +58,7 @@ FAULTS = {
             "self._first_row = ranks.number * (rows_of_others - 1)",
         ),
         "recomputing sees another input": (
-            "model.py",
+            "parts/recompute.py",
             "checkpoint(function, *inputs,",
             (
                 "checkpoint(lambda x, *y: function(x * (1 + 1e-4 *"
@@ -196,7 +196,7 @@ FAULTS = {
             "added_up(rows,",
         ),
         "what a token's experts find goes to other tokens": (
-            "model.py",
+            "parts/mixture.py",
             "found[order.argsort()]",
             "found[order]",
         ),
@@ -239,14 +239,14 @@ FAULTS = {
             'in ("replicate",)',
         ),
         "biases that balance experts count tokens of no step": (
-            "model.py",
+            "parts/mixture.py",
             "self._tokens[-passes:]",
             "self._tokens",
         ),
     },
     "balanced-cp2-dp2-zero1-ep2": {
         "positions of latent attention are those of the first context rank": (
-            "model.py",
+            "parts/latent_attention.py",
             "start=self._start",
             "start=0",
         ),
@@ -256,7 +256,7 @@ FAULTS = {
             "self.scale.scaled(loss)",
         ),
         "the loss that balances experts sees a part of each sequence": (
-            "model.py",
+            "parts/mixture.py",
             "for group in self.parts:",
             "for group in []:",
         ),

@@ -1,0 +1,1 @@
+"""The parts that the trainer's models are made of, one module per kind of part."""

@@ -1,0 +1,39 @@
+"""Token embedding and learned positions."""
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from frontrunner.spaces.model import Model
+
+
+class Embedding(nn.Module):
+    """Token embedding, plus learned positions where the model has them, from `first_position`
+    on.
+    """
+
+    def __init__(self, shape: Model, *, sequence_length: int, first_position: int) -> None:
+        super().__init__()
+        self._first_position = first_position
+        self._scale = math.sqrt(shape.hidden) if shape.scaled_embedding else None
+        self.tokens = nn.Embedding(shape.padded_vocabulary, shape.hidden)
+        self.positions = (
+            nn.Embedding(sequence_length, shape.hidden) if shape.positions == "learned" else None
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids [B, S] -> [B, S, D]."""
+        x = self.tokens(tokens)
+        if self._scale is not None:
+            x = x * self._scale
+        if self.positions is not None:
+            numbers = self._first_position + torch.arange(tokens.shape[1], device=tokens.device)
+            if isinstance(self.positions.weight, DTensor):
+                numbers = numbers.expand_as(
+                    tokens
+                )  # a tensor-parallel embedding shards its output along S
+            x = x + self.positions(numbers)
+        return cast("Tensor", x)
