@@ -124,7 +124,7 @@ class Gpt(nn.Module):
         # checkpoint fails.
         for block in cast("Iterable[Block]", self.blocks.values()):
             if device.type == "cuda" and isinstance(block.attention, Attention):
-                block.attention.mixer.prepare(self._sequence_length, device)
+                block.attention.dot_product.prepare(self._sequence_length, device)
             if isinstance(
                 block.feed_forward, MixtureOfExperts
             ):  # whose shapes change with every micro-batch

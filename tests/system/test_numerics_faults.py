@@ -197,8 +197,8 @@ FAULTS = {
         ),
         "what a token's experts find goes to other tokens": (
             "parts/mixture.py",
-            "found[order.argsort()]",
-            "found[order]",
+            "outputs[order.argsort()]",
+            "outputs[order]",
         ),
     },
     "tp2-sp-etp2": {
@@ -247,7 +247,7 @@ FAULTS = {
     "balanced-cp2-dp2-zero1-ep2": {
         "positions of latent attention are those of the first context rank": (
             "parts/latent_attention.py",
-            "start=self._start",
+            "start=self._first_position",
             "start=0",
         ),
         "the loss that balances experts is one of each micro-batch": (
@@ -257,7 +257,7 @@ FAULTS = {
         ),
         "the loss that balances experts sees a part of each sequence": (
             "parts/mixture.py",
-            "for group in self.parts:",
+            "for group in self.sequence_groups:",
             "for group in []:",
         ),
     },
