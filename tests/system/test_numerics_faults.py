@@ -67,8 +67,8 @@ FAULTS = {
         ),
         "pieces of the loss are of other targets": (
             "model.py",
-            "pieces[:, :, number].flatten(1)",
-            "pieces[:, :, -1 - number].flatten(1)",
+            "chunks[:, :, number].flatten(1)",
+            "chunks[:, :, -1 - number].flatten(1)",
         ),
     },
     "tp2-sp-pp2-gpipe-selective": {
@@ -211,8 +211,8 @@ FAULTS = {
     "pp2-of-gemma": {
         "a stage's layers have the windows of the first ones": (
             "model.py",
-            "shape.window_of(layer)) for",
-            "shape.window_of(layer - layers.start)) for",
+            "shape.window_of(layer)",
+            "shape.window_of(layer - layers.start)",
         ),
     },
     "tp2-sp-cp2-of-gemma": {
