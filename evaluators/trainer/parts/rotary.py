@@ -11,7 +11,8 @@ from frontrunner.spaces.model import Model
 class RotaryTable:
     """Cosines and sines of rotary position embedding (arXiv 2104.09864).
 
-    The table is not a module: wrappers of data parallelism would store its tensors with the model.
+    The table is not a module, so that data-parallel wrappers and checkpoints do not handle it as a
+    part of the model.
     """
 
     def __init__(self, shape: Model, *, sequence_length: int) -> None:
@@ -23,8 +24,8 @@ class RotaryTable:
     def rotate(self, heads: Tensor, *, start: int = 0) -> Tensor:
         """Rotate heads by their positions, in fp32.
 
-        Value i of the first half of each head is rotated with value i of the second half. Where the
-        rotary width is less than d, only that many first values are rotated.
+        The first `rotary width` values of each head are rotated: value i of their first half
+        together with value i of their second half. The rest of the head stays as it is.
 
         Args:
             heads: [B, H, S, d].
