@@ -45,7 +45,7 @@ def serve(requests: Connection, kind: str) -> None:
 
 def kernels(device: torch.device) -> Any:
     """The trainer's order of attention kernels, for all sides alike."""
-    from frontrunner.evaluators.trainer.model import attention_order
+    from frontrunner.evaluators.trainer.parts.attention_kernels import attention_order
 
     return attention_order(device)
 

@@ -222,7 +222,7 @@ def _latent(here: str, there: str, model: Model) -> Iterator[Weight]:
 
 def _experts(kind: str, here: str, layer: str, model: Model) -> Iterator[Weight]:
     """A layer's experts, router and shared part. Of all experts one matrix: [E * D, F], as
-    `trainer.model.Experts`.
+    `trainer.parts.experts.Experts`.
     """
     if kind == "gpt_oss":  # whose experts stay together, gate and up by turns
         yield from _joined_experts(here, f"{layer}.mlp", model)

@@ -33,8 +33,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from frontrunner.evaluators.trainer.job import Precision
 from frontrunner.evaluators.trainer.layout import Layout, sharding_kind
-from frontrunner.evaluators.trainer.model import Experts, Gpt, TiedHead
+from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES, local
+from frontrunner.evaluators.trainer.parts.experts import Experts
+from frontrunner.evaluators.trainer.parts.head import TiedHead
 
 BUCKET_BYTES = 25 * 2**20
 FIRST_BUCKET_BYTES = 2**20

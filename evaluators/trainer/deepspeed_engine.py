@@ -28,8 +28,9 @@ from frontrunner.evaluators.trainer.deepspeed_disk import (
 from frontrunner.evaluators.trainer.flat_state import LAYOUT, StateLayout, StatePart
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout, stage_layers
-from frontrunner.evaluators.trainer.model import Gpt, initialize, mean_cross_entropy
+from frontrunner.evaluators.trainer.model import Gpt, initialize
 from frontrunner.evaluators.trainer.optimizer import build_optimizer, set_learning_rate
+from frontrunner.evaluators.trainer.parts.head import mean_cross_entropy
 from frontrunner.evaluators.trainer.run import StepOutcome, Stepper, synchronize
 from frontrunner.evaluators.trainer.tensor_parallel import OnLocalWeight, split_blocks
 from frontrunner.spaces.sharding import SHARDING_NAMES

@@ -41,12 +41,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from frontrunner.evaluators.trainer import expert_parallel, model, torch_engine
+from frontrunner.evaluators.trainer import expert_parallel, torch_engine
 from frontrunner.evaluators.trainer.data import Batch, Tokens
 from frontrunner.evaluators.trainer.device_checks import check_job
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import make_layout
 from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES, LossScale, local, make_states
+from frontrunner.evaluators.trainer.parts import attention_kernels, experts
 from frontrunner.evaluators.trainer.torch_engine import make_stepper
 
 _CPU = torch.device("cpu")
@@ -352,8 +353,8 @@ def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:  # noqa
         mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
         plain(first, second)
 
-    for module in (model, expert_parallel):
-        _around(module, "on_host")(_even_shares)
+    for module in (experts, expert_parallel):
+        _around(module, "counts_on_host")(_even_shares)
 
     # DTensor infers shapes by running operators on fakes of global shape, as no rank ever does.
     @_around(ShardingPropagator, "_propagate_tensor_meta_non_cached")
@@ -404,9 +405,11 @@ def _run_as_on(device: torch.device) -> None:
         if packet is not None:
             torch.library.impl(f"aten::{name}", "CPU", decomposition_table[packet.default])
 
-    @_around(model, "needs_whole_groups", "has_grouped_products")
-    def _(plain: Any, dtype: torch.dtype, _cpu: torch.device) -> Any:
+    def chosen_for_device(plain: Any, dtype: torch.dtype, _cpu: torch.device) -> Any:
         return plain(dtype, device)
+
+    _around(attention_kernels, "needs_whole_groups")(chosen_for_device)
+    _around(experts, "has_grouped_products")(chosen_for_device)
 
 
 def _prepare_pipelines(job: Job, watch: Watch) -> None:

@@ -24,7 +24,7 @@ from torch.profiler import record_function
 from frontrunner.evaluators.trainer.data import Batch, Tokens
 from frontrunner.evaluators.trainer.job import DATA_RANGE, STEP_RANGE, Job
 from frontrunner.evaluators.trainer.layout import Layout
-from frontrunner.evaluators.trainer.model import attention_kernel, attention_order
+from frontrunner.evaluators.trainer.parts.attention_kernels import attention_kernel, attention_order
 from frontrunner.evaluators.trainer.telemetry import Telemetry, process_bytes
 from frontrunner.spaces.document import finite_or_none, write_bytes
 

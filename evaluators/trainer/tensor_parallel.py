@@ -31,13 +31,11 @@ from torch.distributed.tensor import (
 from torch.nn import functional
 
 from frontrunner.evaluators.trainer.layout import exchanged
-from frontrunner.evaluators.trainer.model import (
-    Block,
-    Gpt,
-    MixtureOfExperts,
-    TiedHead,
-    wide_product,
-)
+from frontrunner.evaluators.trainer.model import Gpt
+from frontrunner.evaluators.trainer.parts.block import Block
+from frontrunner.evaluators.trainer.parts.head import TiedHead
+from frontrunner.evaluators.trainer.parts.mixture import MixtureOfExperts
+from frontrunner.evaluators.trainer.parts.router import wide_product
 from frontrunner.spaces.model import Model
 
 

@@ -121,19 +121,20 @@ def _change_trainer(file: str, old: str, new: str) -> None:
     A file named "" stands for no change: the trainer is imported once more as it is.
     """
     prefix = f"{trainer.__name__}."
-    changed = prefix + Path(file).stem
     for name in [name for name in sys.modules if name.startswith(prefix)]:
         if name.removeprefix(prefix) not in _IMPORTED_ONCE:
             del sys.modules[name]
     if file:
-        path = str(Path(trainer.__file__).with_name(file))
+        path = str(Path(trainer.__file__).parent / file)
+        changed = prefix + file.removesuffix(".py").replace("/", ".")
+        package, _, module_name = changed.rpartition(".")
         loader = _ChangedSource(changed, path, old=old, new=new)
         spec = spec_from_file_location(changed, path, loader=loader)
         assert spec is not None
         module = module_from_spec(spec)
         sys.modules[changed] = module
         loader.exec_module(module)
-        setattr(trainer, Path(file).stem, module)
+        setattr(import_module(package), module_name, module)
 
 
 def _look(job: Job, rank: int, rendezvous: Path, look: str) -> NoReturn:

@@ -58,7 +58,7 @@ FAULTS = {
             "self._first_row = ranks.number * (rows_of_others - 1)",
         ),
         "recomputing sees another input": (
-            "model.py",
+            "parts/recompute.py",
             "checkpoint(function, *inputs,",
             (
                 "checkpoint(lambda x, *y: function(x * (1 + 1e-4 *"
@@ -67,8 +67,8 @@ FAULTS = {
         ),
         "pieces of the loss are of other targets": (
             "model.py",
-            "pieces[:, :, number].flatten(1)",
-            "pieces[:, :, -1 - number].flatten(1)",
+            "chunks[:, :, number].flatten(1)",
+            "chunks[:, :, -1 - number].flatten(1)",
         ),
     },
     "tp2-sp-pp2-gpipe-selective": {
@@ -196,9 +196,9 @@ FAULTS = {
             "added_up(rows,",
         ),
         "what a token's experts find goes to other tokens": (
-            "model.py",
-            "found[order.argsort()]",
-            "found[order]",
+            "parts/mixture.py",
+            "outputs[order.argsort()]",
+            "outputs[order]",
         ),
     },
     "tp2-sp-etp2": {
@@ -211,8 +211,8 @@ FAULTS = {
     "pp2-of-gemma": {
         "a stage's layers have the windows of the first ones": (
             "model.py",
-            "shape.window_of(layer)) for",
-            "shape.window_of(layer - layers.start)) for",
+            "shape.window_of(layer)",
+            "shape.window_of(layer - layers.start)",
         ),
     },
     "tp2-sp-cp2-of-gemma": {
@@ -239,15 +239,15 @@ FAULTS = {
             'in ("replicate",)',
         ),
         "biases that balance experts count tokens of no step": (
-            "model.py",
+            "parts/mixture.py",
             "self._tokens[-passes:]",
             "self._tokens",
         ),
     },
     "balanced-cp2-dp2-zero1-ep2": {
         "positions of latent attention are those of the first context rank": (
-            "model.py",
-            "start=self._start",
+            "parts/latent_attention.py",
+            "start=self._first_position",
             "start=0",
         ),
         "the loss that balances experts is one of each micro-batch": (
@@ -256,8 +256,8 @@ FAULTS = {
             "self.scale.scaled(loss)",
         ),
         "the loss that balances experts sees a part of each sequence": (
-            "model.py",
-            "for group in self.parts:",
+            "parts/mixture.py",
+            "for group in self.sequence_groups:",
             "for group in []:",
         ),
     },

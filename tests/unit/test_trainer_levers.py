@@ -16,8 +16,9 @@ from frontrunner.evaluators.analytic.codes import FRONTRUNNER
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import host_memory
 from frontrunner.evaluators.trainer.job import Optimizer
-from frontrunner.evaluators.trainer.model import Gpt, mean_cross_entropy
+from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.optimizer import NarrowStateOptimizer, build_optimizer, clip
+from frontrunner.evaluators.trainer.parts.head import mean_cross_entropy
 from frontrunner.evaluators.trainer.rendezvous import rank_device
 from frontrunner.spaces.model import Model
 from frontrunner.spaces.recipe import Recipe
@@ -180,7 +181,7 @@ def _moved(
     streams = _LateStreams()
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_device_module", lambda _: streams)
-        patch.setattr("frontrunner.evaluators.trainer.model._copy", streams.copy)
+        patch.setattr("frontrunner.evaluators.trainer.parts.host_activations._copy", streams.copy)
         loss = moving(tokens).square().mean()
         left = len(streams.copied)
         loss.backward()
@@ -316,7 +317,7 @@ def test_a_loss_by_rows_is_the_whole_one(
     logits = torch.randn(2, 9, 50, generator=generator).to(dtype).requires_grad_()
     expected = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
     (whole,) = torch.autograd.grad(3 * expected, logits)
-    monkeypatch.setattr("frontrunner.evaluators.trainer.model._WIDENED_LOGITS", 200)
+    monkeypatch.setattr("frontrunner.evaluators.trainer.parts.head._LOGITS_IN_FP32", 200)
     softmax = torch.softmax
     monkeypatch.setattr(
         torch, "softmax", lambda x, **by: widened.append(len(x)) or softmax(x, **by)

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
-from frontrunner.evaluators.trainer import model as model_module
 from frontrunner.evaluators.trainer import run, training_run
 from frontrunner.evaluators.trainer.data import (
     BYTE_VOCABULARY,
@@ -30,16 +29,15 @@ from frontrunner.evaluators.trainer.data import (
 )
 from frontrunner.evaluators.trainer.job import Data, Train
 from frontrunner.evaluators.trainer.layout import stage_layers, stages_of_rank
-from frontrunner.evaluators.trainer.model import (
-    Experts,
-    Gpt,
-    Mixer,
-    MixtureOfExperts,
-    RotaryTable,
-    activated,
-    initialize,
-)
+from frontrunner.evaluators.trainer.model import Gpt, initialize
 from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
+from frontrunner.evaluators.trainer.parts import attention_kernels
+from frontrunner.evaluators.trainer.parts import experts as expert_module
+from frontrunner.evaluators.trainer.parts.attention_kernels import DotProductAttention
+from frontrunner.evaluators.trainer.parts.experts import Experts
+from frontrunner.evaluators.trainer.parts.feed_forward import activated
+from frontrunner.evaluators.trainer.parts.mixture import Balance, MixtureOfExperts
+from frontrunner.evaluators.trainer.parts.rotary import RotaryTable
 from frontrunner.evaluators.trainer.run import ProgressLog, RunContext, StepOutcome, limit_memory
 from frontrunner.evaluators.trainer.torch_engine import TorchStepper, multiply_in_8_bits
 from frontrunner.evaluators.trainer.training_run import (
@@ -332,12 +330,13 @@ def test_attention_in_blocks_is_that_of_all_scores(
     form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What `torch.compile` makes a kernel of, against products and masks: results and gradients."""
-    monkeypatch.setattr(model_module, "_flex_attention", lambda: flex.flex_attention)
+    monkeypatch.setattr(attention_kernels, "_compiled_flex_attention", lambda: flex.flex_attention)
     monkeypatch.setattr(
         flex, "_validate_device", lambda *_: None
     )  # torch differentiates it on CPUs, and refuses to
     shape, length = small_model(**form), 160  # more than one block
-    mixer, generator = Mixer(shape, window=shape.attention_window), torch.Generator().manual_seed(0)
+    attention = DotProductAttention(shape, window=shape.attention_window)
+    generator = torch.Generator().manual_seed(0)
 
     def drawn(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -348,7 +347,8 @@ def test_attention_in_blocks_is_that_of_all_scores(
     ]
     inputs += [drawn(shape.heads)] if shape.attention_sinks else []
     sinks = inputs[3] if shape.attention_sinks else None
-    in_blocks, plain = mixer._in_blocks(*inputs[:3], sinks), mixer.mix(*inputs[:3], sinks)
+    in_blocks = attention._flex_attend(*inputs[:3], sinks)
+    plain = attention.attend(*inputs[:3], sinks)
     torch.testing.assert_close(in_blocks, plain)
     weights = torch.randn(plain.shape, generator=generator, dtype=torch.float64)
     gradients = (
@@ -546,7 +546,7 @@ def test_garbage_is_collected_every_50_steps(
 
 
 def test_biases_move_towards_experts_with_fewer_tokens_than_the_mean() -> None:
-    balance = model_module.Balance(small_model(**DEEPSEEK))
+    balance = Balance(small_model(**DEEPSEEK))
     balance.move(torch.tensor([9, 0, 2, 2, 2, 1, 0, 0]))
     signs = [-1, 1, 0, 0, 0, 1, 1, 1]
     assert balance.bias.tolist() == pytest.approx([0.05 * sign for sign in signs])
@@ -558,13 +558,13 @@ def test_grouped_products_of_experts_are_those_of_one_expert_after_another(
 ) -> None:
     torch.manual_seed(0)
     shape = small_model(**EXPERTS, biases="all", activation=activation)
-    experts, given = model_module.Experts(shape), torch.randn(24, shape.hidden)
+    experts, given = Experts(shape), torch.randn(24, shape.hidden)
     for parameter in experts.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     counts = torch.tensor([8, 0, 11, 5])
 
     def found(is_grouped: bool) -> list[Tensor]:
-        monkeypatch.setattr(model_module, "has_grouped_products", lambda *_, **__: is_grouped)
+        monkeypatch.setattr(expert_module, "has_grouped_products", lambda *_, **__: is_grouped)
         rows = given.clone().requires_grad_()
         out = experts(rows, counts)
         return [out, *torch.autograd.grad(out.square().sum(), [rows, *experts.parameters()])]
@@ -670,7 +670,7 @@ def test_grouped_products_are_those_of_each_expert(
 
     grouped_mm = torch.nn.functional.grouped_mm
     monkeypatch.setattr(torch.nn.functional, "grouped_mm", unwritten)
-    monkeypatch.setattr(model_module, "has_grouped_products", lambda *_: True)
+    monkeypatch.setattr(expert_module, "has_grouped_products", lambda *_: True)
     found, gradients = _through_experts(experts, rows, counts)
 
     assert len(products) == (3 if rows.numel() else 0)
@@ -681,14 +681,17 @@ def test_grouped_products_are_those_of_each_expert(
 
 def test_counts_of_experts_go_to_the_host_once_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
-    plain = model_module.on_host
-    monkeypatch.setattr(
-        model_module, "on_host", lambda counts, rows: reads.append(rows) or plain(counts, rows=rows)
-    )
+    plain = expert_module.counts_on_host
+
+    def recorded(counts: Tensor, *, rows: int) -> list[Any]:
+        reads.append(rows)
+        return plain(counts, rows=rows)
+
+    monkeypatch.setattr(expert_module, "counts_on_host", recorded)
     experts = Experts(small_model(**EXPERTS))
     experts(torch.randn(10, 64), torch.tensor([3, 0, 7, 0]))
     assert reads == [10]
-    monkeypatch.setattr(model_module, "has_grouped_products", lambda *_: True)
+    monkeypatch.setattr(expert_module, "has_grouped_products", lambda *_: True)
     experts(torch.randn(10, 64), torch.tensor([3, 0, 7, 0]))
     assert reads == [10]
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from frontrunner.evaluators.trainer import telemetry
-from frontrunner.evaluators.trainer.model import attention_kernel, attention_order
+from frontrunner.evaluators.trainer.parts.attention_kernels import attention_kernel, attention_order
 from frontrunner.results.outcome import Telemetry
 from support.trainer_runs import small_job, small_model, small_recipe
 
