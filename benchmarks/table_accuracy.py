@@ -21,12 +21,13 @@ from frontrunner.evaluators.analytic.accuracy_bounds import (
 )
 from frontrunner.evaluators.analytic.arrays import Rows
 from frontrunner.evaluators.analytic.codes import KNOWN, UNKNOWN, coded, with_traits
-from frontrunner.evaluators.analytic.fit import Bounds, most_probable, shipped
+from frontrunner.evaluators.analytic.fit import Bounds, Sample, most_probable, shipped
 from frontrunner.evaluators.analytic.machine import BOUNDS, Machine, assumptions
 from frontrunner.evaluators.analytic.memory import MemoryKind, log_deviation, peak_memory
 from frontrunner.evaluators.analytic.priors import DEVIATIONS, NORMAL_95
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.training_code import TrainingCode
+from frontrunner.evaluators.analytic.workload import RecomputeRows
 from frontrunner.evaluators.tables.rows import software_of
 from frontrunner.evaluators.tables.schema import Row
 from frontrunner.evaluators.tables.workloads import Table
@@ -185,18 +186,14 @@ def judged(table: Table, predicted_s: Times, *, worst: int = 5) -> Figures:
     )
     for places, part in table.parts:
         machine = Machine.of(part.cluster, part.precision, part.code)
-        peak = peak_memory(machine, part.work)
-        rows.loc[places, "memory_gib"] = peak.total / 2**30
-        rows.loc[places, "needed_deviation"] = log_deviation(machine, part.work, peak)
         kinds = [memory_kind(table.rows[place]) for place in places]
-        rows.loc[places, "stated_gib"] = np.select(
-            [np.equal(kinds, kind) for kind in MEMORY_KINDS],
-            [peak.of_kind(kind) / 2**30 for kind in MEMORY_KINDS],
+        is_kind = [np.equal(kinds, kind) for kind in MEMORY_KINDS]
+        rows.loc[places, "memory_gib"], rows.loc[places, "needed_deviation"] = _peaks(
+            machine, table, places, part, None
         )
-        rows.loc[places, "memory_deviation"] = np.select(
-            [np.equal(kinds, kind) for kind in MEMORY_KINDS],
-            [log_deviation(machine, part.work, peak, kind) for kind in MEMORY_KINDS],
-        )
+        by_kind = [_peaks(machine, table, places, part, kind) for kind in MEMORY_KINDS]
+        rows.loc[places, "stated_gib"] = np.select(is_kind, [peak for peak, _ in by_kind])
+        rows.loc[places, "memory_deviation"] = np.select(is_kind, [off for _, off in by_kind])
         rows.loc[places, "limit_gib"] = part.cluster.memory_gib_per_device
         unjudged = part.work.degrees.context > 1
         bounds = log_bounds(part.cluster, part.precision, part.code, part.work, unjudged)
@@ -212,6 +209,32 @@ def judged(table: Table, predicted_s: Times, *, worst: int = 5) -> Figures:
     )
     return (
         {"rows": len(timed), "refused": table.refused} | _times(timed, worst) | _memory(rows, timed)
+    )
+
+
+def _peaks(
+    machine: Machine,
+    table: Table,
+    places: npt.NDArray[np.intp],
+    part: Sample,
+    kind: MemoryKind | None,
+) -> tuple[Rows, Rows]:
+    """Return peaks in GiB and the deviations of their logarithms.
+
+    A row that does not state what it recomputed may have done so with nothing or with everything:
+    its peak is the geometric mean of both, and its interval holds both.
+    """
+    peak = peak_memory(machine, part.work)
+    gib, deviation = peak.of_kind(kind) / 2**30, log_deviation(machine, part.work, peak, kind)
+    is_unstated = np.array([not table.rows[place].states_recompute for place in places])
+    if not is_unstated.any():
+        return gib, deviation
+    work = replace(part.work, recompute=RecomputeRows(full=np.array([True])))
+    least = peak_memory(machine, work).of_kind(kind) / 2**30
+    half = np.log(gib / least) / 2
+    return (
+        np.where(is_unstated, np.sqrt(gib * least), gib),
+        np.where(is_unstated, deviation + half / NORMAL_95, deviation),
     )
 
 

@@ -151,7 +151,7 @@ def dispatch_s(machine: Machine, work: Workload, dispatch: ExpertDispatch) -> Ro
     if not (work.degrees.expert_ranks > 1).any():
         return np.zeros(1)
     group, ways = work.degrees.expert, work.degrees.expert_tensor
-    row, copies = dispatch.row_bytes, dispatch.row_bytes * dispatch.experts_per_token
+    row, copies = dispatch.copy_bytes, dispatch.copy_bytes * dispatch.experts_per_token
     shared = ring_s(
         machine, copies * ways, group=ways, stride=_stage_stride(machine, work, ways), passes=1
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-Operation = Literal[
+ElementwiseKernel = Literal[
     "norm",
     "rotary",
     "other rotary",
@@ -20,8 +20,8 @@ Operation = Literal[
     "weighted expert bias",
     "wide weighted expert bias",
 ]
-Kernel = Literal["fused", "eager", "fp32"]
-Pass = Literal["forward", "backward", "kept"]
+Form = Literal["fused", "eager", "fp32"]
+"""How an operation is written: as one kernel, as torch's operations, or as those in fp32."""
 
 
 class Bytes(NamedTuple):
@@ -36,7 +36,7 @@ class Bytes(NamedTuple):
     kept: float
 
 
-KERNELS: Mapping[Operation, Mapping[str, Bytes]] = {
+KERNELS: Mapping[ElementwiseKernel, Mapping[str, Bytes]] = {
     # A fused kernel reads and writes once. Its backward pass reads input and gradient and writes
     # one, and reads both again for the gradient of the norm's weight. An eager RMSNorm casts to
     # fp32 (2 + 4), squares (8), averages (4), multiplies (8), casts back (6) and multiplies by the

@@ -1,9 +1,9 @@
 """Operations: what a device does in a layer, and the tensors that it keeps for the backward pass.
 
-A part of a model (`parts/`) yields the operations of its forward pass, in order, for one
-micro-batch on one rank. Each states what its backward pass takes. `pricing` turns operations into
-seconds and `memory` into bytes; neither knows which part asked for them. Every array has an entry
-for each recipe.
+A part of a model (`parts/`) yields the operations of its forward pass, for one micro-batch on one
+rank, and states what the backward pass of each takes. `pricing` turns operations into seconds and
+`memory` into bytes; neither knows which part asked for them, and their order does not matter. Every
+array has an entry for each recipe, or one where all recipes agree.
 
 Recipes may recompute some parts of a layer (`workload.NAMED_PARTS`). `again` names the parts whose
 recomputation runs an operation's forward pass again, `dropped_by` those which drop a tensor.
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from frontrunner.evaluators.analytic.arrays import Flags, Rows
-from frontrunner.evaluators.analytic.kernels import Operation as Kernel
+from frontrunner.evaluators.analytic.kernels import ElementwiseKernel
 
 Parts = frozenset[str]
 NONE: Parts = frozenset()
@@ -23,11 +23,11 @@ NONE: Parts = frozenset()
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """Linear layers that read the same [rows, inputs] and run as one product.
+    """Linear layers that read the same input and run as one matrix product.
 
-    The result is [rows, sum of `outputs`]. The backward pass has two products of the same size, for
-    the gradients of the input and of the weights. Of `count` such products each is of other rows
-    and weights, as those of experts.
+    Its factors are [rows, inputs] and [inputs, sum of `outputs`]. The backward pass has two more
+    of the same size, for the gradients of the input and of the weights. `count` products of this
+    size run together, each with rows and weights of its own, as those of experts.
     """
 
     rows: Rows
@@ -39,13 +39,17 @@ class Product:
     may_be_narrow: bool = True
     """In 8 bits where the recipe has such products."""
     repeated: Flags | bool = False
-    """Recipes whose backward pass runs the product forward once more."""
+    """Recipes whose backward pass runs the product forward once more, whatever they recompute."""
     kept_values: tuple[Rows, ...] = ()
-    """Values of each output on the rank; by default rows * output."""
+    """Values of each output that stay where selective recompute keeps products; by default rows *
+    output.
+    """
     is_last: bool = False
     """Only a residual reads the result, so that compiled code does not keep it."""
     dropped_by_alternate: tuple[bool, ...] = ()
-    """The outputs that code which keeps every second product drops; by default none."""
+    """The outputs that are dropped by code whose selective recompute keeps every second product; by
+    default none.
+    """
     again: Parts = NONE
 
     @property
@@ -55,27 +59,27 @@ class Product:
 
     @property
     def values(self) -> tuple[Rows, ...]:
-        """Values of each output."""
+        """`kept_values`, or their default."""
         return self.kept_values or tuple(self.rows * width for width in self.outputs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Elementwise:
-    """Kernel limited by memory bandwidth; `kernels.KERNELS` has its bytes per value.
+    """Kernel limited by memory bandwidth, whose bytes per value are in `kernels.KERNELS`.
 
-    `values` are those of the rank that takes longest, `kept_values` (by default the same) those
-    whose tensors stay until the backward pass. `saved_bytes` are kept less, because the product
-    after it keeps its input in 8 bits. Where the kernel runs `again`, it drops its result if
-    `drops_result`.
+    It handles `values` on the rank that takes longest. What it keeps is of `kept_values`, by
+    default the same. `saved_bytes` of that are not kept, because the product that reads the result
+    keeps it in 8 bits.
     """
 
-    kernel: Kernel
+    kernel: ElementwiseKernel
     values: Rows
     kept_values: Rows | None = None
     saved_bytes: Rows | float = 0.0
     again: Parts = NONE
     dropped_by: Parts = NONE
     drops_result: bool = False
+    """Where the kernel runs again, its result is not kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +89,7 @@ class MemoryPass:
     forward_bytes: Rows
     backward_bytes: Rows
     repeated: Flags | bool = False
-    """Recipes whose backward pass runs the forward kernels once more."""
+    """As of `Product`."""
     again: Parts = NONE
 
 
@@ -93,9 +97,9 @@ class MemoryPass:
 class Attention:
     """Scores of queries and keys, softmax, and the product with the values.
 
-    `pairs` are pairs of a token and a position, the whole sequence for each token, and
-    `attended_share` is what windows leave of them. The causal mask leaves half of that. Widths are
-    those of all heads together; `pairs` and `heads` are a tensor-parallel rank's share.
+    `pairs` are those of a token and a position for each of the model's heads, the whole sequence
+    for each token, over the tensor-parallel ranks. `attended_share` is the mean share that windows
+    leave of a layer's pairs; the causal mask leaves half of them. Widths are those of all heads.
     """
 
     pairs: Rows
@@ -103,8 +107,9 @@ class Attention:
     query_width: float
     value_width: float
     heads: float
+    """Heads of the whole model."""
     eager_softmax: Flags
-    """Where the code's own softmax does not run."""
+    """Recipes in which the code's own unfused softmax does not run, but an eager one."""
     result_values: Rows
     """Values of the result on the rank."""
     again: Parts = NONE
@@ -120,8 +125,9 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorReduction:
-    """Sum of a block's results over the tensor-parallel ranks, or its two halves under sequence
-    parallelism. The backward pass has one of the same size, and `more_backward` further ones.
+    """Sum of a block's results over the tensor-parallel ranks, which is a reduce-scatter and an
+    all-gather under sequence parallelism. The backward pass has one of the same size, and
+    `more_backward` further ones.
     """
 
     bytes: Rows
@@ -132,7 +138,7 @@ class TensorReduction:
 @dataclass(frozen=True, kw_only=True)
 class ContextExchange:
     """All-to-alls around attention between the ranks that share a sequence: of queries, keys and
-    values, and of the result (arXiv 2309.14509).
+    values, and of the result (arXiv 2309.14509). The backward pass has both again.
     """
 
     inward_bytes: Rows
@@ -141,28 +147,28 @@ class ContextExchange:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertDispatch:
-    """All-to-alls of a rank's tokens to their experts, and back.
+    """All-to-alls of a rank's tokens to their experts, and back. The backward pass has both again.
 
-    A token has `experts_per_token` of `experts`, from `groups_kept` of `groups` of neighbors.
+    A token has `experts_per_token` of `experts`, which are in `groups_kept` of `groups` of experts.
     """
 
-    row_bytes: Rows
-    """Bytes of one copy of all tokens of the fullest rank."""
+    copy_bytes: Rows
+    """Bytes of one copy of each token of the fullest rank."""
     experts: int
     experts_per_token: int
     groups: int = 1
     groups_kept: int = 1
     received_values: Rows | float = 0.0
-    """What code that keeps products and these messages keeps of them."""
+    """Values that arrive, where selective recompute keeps messages besides products."""
     again: Parts = NONE
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostWork:
-    """Kernels that the host starts besides a plain layer's.
+    """What the host does to start a layer's kernels, besides that of a plain layer.
 
-    `factor` multiplies the whole layer's. The shares are of the plain layer's, forward and
-    backward.
+    The `factor` of each multiplies the whole layer's work. Shares are kernels over those of a plain
+    layer; `collectives` are started besides.
     """
 
     factor: Rows | float = 1.0
@@ -171,17 +177,9 @@ class HostWork:
     collectives: Rows | float = 0.0
 
 
-Operation = (
-    Product
-    | Elementwise
-    | MemoryPass
-    | Attention
-    | Kept
-    | TensorReduction
-    | ContextExchange
-    | ExpertDispatch
-    | HostWork
-)
+Timed = Product | Elementwise | MemoryPass | Attention
+"""Operations that compute."""
+Operation = Timed | Kept | TensorReduction | ContextExchange | ExpertDispatch | HostWork
 
 
 def recomputed_as(part: str, operations: Iterable[Operation]) -> Iterator[Operation]:

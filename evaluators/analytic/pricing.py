@@ -18,6 +18,7 @@ from frontrunner.evaluators.analytic.operations import (
     MemoryPass,
     Operation,
     Product,
+    Timed,
 )
 from frontrunner.evaluators.analytic.workload import FP8_SCALINGS, Workload
 
@@ -132,13 +133,30 @@ def linear(machine: Machine, product: Product, bytes_per_value: float) -> Passes
     )
 
 
-def products_s(machine: Machine, work: Workload, operations: Sequence[Operation]) -> Passes:
-    """Return the time of the matrix products, at the precision of each recipe."""
+def priced(
+    machine: Machine, work: Workload, operations: Sequence[Operation], kind: type[Timed]
+) -> Passes:
+    """Return the time of a layer's operations of one kind."""
     time = nothing()
-    for product in operations:
-        if isinstance(product, Product):
-            time = time + product_s(machine, work, product)
+    for operation in operations:
+        if isinstance(operation, kind):
+            time = time + price(machine, work, operation)
     return time
+
+
+def price(machine: Machine, work: Workload, operation: Timed) -> Passes:
+    """Return the time of one operation."""
+    match operation:
+        case Product():
+            return product_s(machine, work, operation)
+        case Attention():
+            return attention_s(machine, work, operation)
+        case Elementwise():
+            return elementwise_s(machine, work, operation)
+    return Passes(
+        forward=operation.forward_bytes / machine.memory_bytes_per_s,
+        backward=operation.backward_bytes / machine.memory_bytes_per_s,
+    )
 
 
 def repeated_s(machine: Machine, work: Workload, operations: Sequence[Operation]) -> Rows:
@@ -146,7 +164,7 @@ def repeated_s(machine: Machine, work: Workload, operations: Sequence[Operation]
     time = np.zeros(1)
     for operation in operations:
         if isinstance(operation, Product | MemoryPass) and np.any(operation.repeated):
-            again = _forward_s(machine, work, operation)
+            again = price(machine, work, operation).forward
             time = time + np.where(operation.repeated, again, 0.0)
     return time
 
@@ -157,26 +175,13 @@ def recomputed_parts_s(machine: Machine, work: Workload, operations: Sequence[Op
     if not work.recompute.any_part.any():
         return time
     for operation in operations:
-        if isinstance(operation, Product | MemoryPass | Attention | Elementwise):
+        if isinstance(operation, Timed):
             is_again = work.recompute.again(operation.again)
-            if is_again.any():
-                time = time + np.where(is_again, _forward_s(machine, work, operation), 0.0)
+            again = price(machine, work, operation).forward
+            if isinstance(operation, Elementwise):
+                again = again + machine.efficiencies.kernel_s
+            time = time + np.where(is_again, again, 0.0)
     return time
-
-
-def _forward_s(
-    machine: Machine, work: Workload, operation: Product | MemoryPass | Attention | Elementwise
-) -> Rows:
-    match operation:
-        case Product():
-            return product_s(machine, work, operation).forward
-        case Attention():
-            return _attention_s(machine, work, operation).forward
-        case MemoryPass():
-            return operation.forward_bytes / machine.memory_bytes_per_s
-        case Elementwise():
-            kernel_s = machine.efficiencies.kernel_s
-            return _elementwise_s(machine, work, operation).forward + kernel_s
 
 
 def product_s(machine: Machine, work: Workload, product: Product) -> Passes:
@@ -219,18 +224,10 @@ def _casts_s(machine: Machine, work: Workload, product: Product) -> Passes:
     return Passes(forward=forward, backward=backward)
 
 
-def attention_s(machine: Machine, work: Workload, operations: Sequence[Operation]) -> Passes:
-    """Return the time of scores, softmax and their product with the values: one kernel (arXiv
-    2307.08691), or one each.
+def attention_s(machine: Machine, work: Workload, attention: Attention) -> Passes:
+    """Return the time of attention: one kernel (arXiv 2307.08691), or one each for scores, softmax
+    and the product with the values.
     """
-    time = nothing()
-    for attention in operations:
-        if isinstance(attention, Attention):
-            time = time + _attention_s(machine, work, attention)
-    return time
-
-
-def _attention_s(machine: Machine, work: Workload, attention: Attention) -> Passes:
     eff = machine.efficiencies
     flops = 2 * attention.pairs * (attention.query_width + attention.value_width)
     if work.fused_attention:
@@ -250,21 +247,14 @@ def _attention_s(machine: Machine, work: Workload, attention: Attention) -> Pass
     )
 
 
-def elementwise_s(machine: Machine, work: Workload, operations: Sequence[Operation]) -> Passes:
-    """Return the time of a layer's norms, residuals, rotation and activation over bandwidth.
-
-    Compiled, half of the kernels start (assumed).
-    """
+def starts_s(machine: Machine, work: Workload) -> Passes:
+    """Return the time to start a layer's elementwise kernels; compiled, half as many (assumed)."""
     starts = np.where(work.choices.compile, 4.0, 8.0) * machine.efficiencies.kernel_s
-    time = Passes(forward=starts, backward=2 * starts)
-    for operation in operations:
-        if isinstance(operation, Elementwise):
-            time = time + _elementwise_s(machine, work, operation)
-    return time
+    return Passes(forward=starts, backward=2 * starts)
 
 
-def _elementwise_s(machine: Machine, work: Workload, operation: Elementwise) -> Passes:
-    """Return the time of one kernel, without its start."""
+def elementwise_s(machine: Machine, work: Workload, operation: Elementwise) -> Passes:
+    """Return the time of one kernel over bandwidth, without its start."""
     compiled, eager = machine.code.kernels.bytes_of(operation.kernel)
     is_compiled = work.choices.compile
     moved_values = machine.efficiencies.elementwise * operation.values
@@ -273,18 +263,6 @@ def _elementwise_s(machine: Machine, work: Workload, operation: Elementwise) -> 
         forward=value_s * np.where(is_compiled, compiled.forward, eager.forward),
         backward=value_s * np.where(is_compiled, compiled.backward, eager.backward),
     )
-
-
-def memory_passes_s(machine: Machine, operations: Sequence[Operation]) -> Passes:
-    """Return the time of further passes over memory."""
-    time = nothing()
-    for moved in operations:
-        if isinstance(moved, MemoryPass):
-            time = time + Passes(
-                forward=moved.forward_bytes / machine.memory_bytes_per_s,
-                backward=moved.backward_bytes / machine.memory_bytes_per_s,
-            )
-    return time
 
 
 def accumulation_s(machine: Machine, work: Workload, parameters: Rows, products: Passes) -> Rows:

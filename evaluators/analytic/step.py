@@ -12,31 +12,12 @@ import numpy as np
 
 from frontrunner.evaluators.analytic import bubbles, communication, pricing, replicas
 from frontrunner.evaluators.analytic.arrays import Rows, Sum, number
+from frontrunner.evaluators.analytic.layer_time import LayerTime, layer_time
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import fullest_parameters, layer_memory
-from frontrunner.evaluators.analytic.operations import (
-    ContextExchange,
-    ExpertDispatch,
-    HostWork,
-    Operation,
-    TensorReduction,
-)
 from frontrunner.evaluators.analytic.parts import layer as layer_part
-from frontrunner.evaluators.analytic.parts.setting import Setting
 from frontrunner.evaluators.analytic.pricing import Passes
 from frontrunner.evaluators.analytic.workload import LayersByKind, Workload
-from frontrunner.spaces.model import Model
-
-CASTING_HOST = 4.5
-"""The host's work per layer where torchao casts uncompiled, over that without: 14 casts forward of
-ten kernels each, and twice as many backward, beside 40 and 80.
-"""
-COMPILED_HOST_SHARE = 0.5
-"""What is left of the host's work per layer where it is compiled and few kernels are started;
-assumed.
-"""
-GRAPHS_HOST_SHARE = {"none": 1.0, "layers": 0.5, "step": 0.0}
-"""What is left of it under CUDA graphs, by what they hold; that of parts of a layer is assumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,25 +45,6 @@ TRAFFIC = (
     "pipeline_transfer",
     "data_parallel",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerTime(Sum):
-    """Seconds of one micro-batch in one layer. Waits are for tensor-parallel traffic, exchanges of
-    context parallelism, and dispatch to experts.
-    """
-
-    forward: Rows
-    backward: Rows
-    recompute: Rows
-    tensor_parallel: Rows
-    context_parallel: Rows
-    expert_parallel: Rows
-
-    @property
-    def waits(self) -> Rows:
-        """What is not computing, or its repetition."""
-        return self.tensor_parallel + self.context_parallel + self.expert_parallel
 
 
 LAYER_PARTS = tuple(part.name for part in fields(LayerTime))
@@ -274,147 +236,3 @@ def _left_of_bubble(work: Workload, layer: LayerTime) -> Rows:
         is_dual=work.schedule.dual_pipeline,
     )
     return np.where(work.schedule.split_backward, left, 1.0)
-
-
-def layer_time(machine: Machine, work: Workload, layer: Model) -> LayerTime:
-    """Return the seconds of one kind of layer."""
-    setting = Setting(
-        work=work, code=machine.code, rank_imbalance=machine.efficiencies.rank_imbalance
-    )
-    operations = list(layer_part.operations(layer, setting))
-    products = pricing.products_s(machine, work, operations)
-    attention = pricing.attention_s(machine, work, operations)
-    elementwise = pricing.elementwise_s(machine, work, operations)
-    computed = products + attention + elementwise + pricing.memory_passes_s(machine, operations)
-    parameters = layer_part.weights(layer, work).on_rank(work)
-    again = pricing.repeated_s(machine, work, operations)
-    adding = pricing.accumulation_s(machine, work, parameters, products)
-    reductions = [one for one in operations if isinstance(one, TensorReduction)]
-    reduce_s = [_reduce_s(machine, work, one) for one in reductions]
-    hidden_by_device = _hidden_collectives_s(machine, work)
-    starts = _host_s(machine, work, operations, hidden_by_device)
-    forward = np.maximum(computed.forward, starts.forward)
-    backward = np.maximum(computed.backward + again + adding, starts.backward)
-    busy = forward + backward
-    has_experts = any(isinstance(one, ExpertDispatch) for one in operations)
-    tensor_parallel = _tensor_parallel_s(machine, work, reductions, reduce_s)
-    if machine.code.products.overlaps_tensor_traffic and not has_experts:
-        beside = _exposed(tensor_parallel, busy)
-        tensor_parallel = np.where(work.choices.sequence_parallel, beside, tensor_parallel)
-    return LayerTime(
-        forward=forward,
-        backward=backward,
-        recompute=_recompute_s(machine, work, operations, forward, attention, elementwise),
-        tensor_parallel=tensor_parallel,
-        context_parallel=_exchanges_s(machine, work, operations),
-        expert_parallel=_dispatch_s(machine, work, operations, busy),
-    )
-
-
-def _recompute_s(
-    machine: Machine,
-    work: Workload,
-    operations: Sequence[Operation],
-    forward: Rows,
-    attention: Passes,
-    elementwise: Passes,
-) -> Rows:
-    """Return what a layer computes a second time, of a forward pass that takes `forward`."""
-    kept = machine.code.activations
-    again = attention.forward
-    if kept.keeps_products(fused_attention=work.fused_attention):
-        again = elementwise.forward
-    if kept.selective == "alternate":
-        again = again + pricing.dropped_products_s(machine, work, operations)
-    selective = np.where(work.recompute.selective, again, 0.0)
-    parts = pricing.recomputed_parts_s(machine, work, operations)
-    return np.where(work.recompute.full, forward, selective + parts)
-
-
-def _reduce_s(machine: Machine, work: Workload, reduction: TensorReduction) -> Rows:
-    """Return the time of one all-reduce, or of its two halves (arXiv 2205.05198)."""
-    ways, stride = work.degrees.tensor, work.degrees.strides["tp"]
-    return communication.ring_s(machine, reduction.bytes, group=ways, stride=stride, passes=2)
-
-
-def _tensor_parallel_s(
-    machine: Machine,
-    work: Workload,
-    reductions: Sequence[TensorReduction],
-    reduce_s: Sequence[Rows],
-) -> Rows:
-    """Return the time of the sums over tensor-parallel ranks, each forward, backward, and again
-    where it is recomputed.
-    """
-    choices, code = work.choices, machine.code
-    selective: Rows | float = 0.0
-    if code.activations.keeps_products(fused_attention=work.fused_attention):
-        # Of a reduce-scatter and an all-gather the latter alone is repeated.
-        selective = np.where(choices.sequence_parallel, 0.5, 1.0)
-    again = np.where(work.recompute.selective, selective, 0.0)
-    again = np.where(work.recompute.full, 1.0, again)
-    time = np.zeros(1)
-    for reduction, seconds in zip(reductions, reduce_s, strict=True):
-        is_again = work.recompute.again(reduction.again) & ~work.recompute.full
-        passes = 2.0 + again + is_again + reduction.more_backward
-        time = time + passes * seconds
-    # Gathers in 8 bits take half of a gather's time.
-    is_narrow = (choices.fp8 > 0) & code.products.transformer_engine
-    if not code.products.transformer_engine:
-        is_narrow = replicas.gathers_in_8_bits(machine, work)
-    return np.where(is_narrow & choices.sequence_parallel, 0.75, 1.0) * time
-
-
-def _exchanges_s(machine: Machine, work: Workload, operations: Sequence[Operation]) -> Rows:
-    time = np.zeros(1)
-    for exchange in operations:
-        if isinstance(exchange, ContextExchange):
-            time = time + communication.exchange_s(machine, work, exchange)
-    return time
-
-
-def _dispatch_s(
-    machine: Machine, work: Workload, operations: Sequence[Operation], busy: Rows
-) -> Rows:
-    time = np.zeros(1)
-    for dispatch in operations:
-        if isinstance(dispatch, ExpertDispatch):
-            time = time + communication.dispatch_s(machine, work, dispatch)
-    if machine.code.experts.overlaps_dispatch:
-        time = _exposed(time, busy)
-    return time
-
-
-def _exposed(traffic: Rows, busy: Rows) -> Rows:
-    """Return what is left of traffic beside so much computation."""
-    return np.maximum(traffic - busy, communication.LEAST_EXPOSED * traffic)
-
-
-def _hidden_collectives_s(machine: Machine, work: Workload) -> Rows:
-    """Return how long the device communicates while the host starts a layer: two sums of the
-    tensor-parallel ranks.
-    """
-    message = work.tokens * work.model.hidden * work.bytes_per_value
-    return 2 * _reduce_s(machine, work, TensorReduction(bytes=message))
-
-
-def _host_s(
-    machine: Machine, work: Workload, operations: Sequence[Operation], hidden: Rows
-) -> Passes:
-    """Return what the host takes to start a layer's kernels, less what is `hidden`."""
-    code, choices, degrees = machine.code, work.choices, work.degrees
-    extra = [one for one in operations if isinstance(one, HostWork)]
-    issued = np.where(choices.sequence_parallel, 4.0, 2.0)
-    issued = np.where(degrees.tensor > 1, issued, 0.0)
-    issued = issued + sum(one.collectives for one in extra)
-    started = np.where(choices.compile, COMPILED_HOST_SHARE, 1.0)
-    started = started * GRAPHS_HOST_SHARE[code.cuda_graphs] * code.host_layer_s
-    casts = (choices.fp8 > 0) & ~choices.compile & (not code.products.transformer_engine)
-    layer: Rows = started * np.where(casts, CASTING_HOST, 1.0)
-    for one in extra:
-        layer = layer * one.factor
-    layer = layer + issued * code.host_collective_s - hidden
-    return Passes(
-        forward=layer + started * sum(one.forward_share for one in extra),
-        backward=layer + started * sum(one.backward_share for one in extra),
-    )

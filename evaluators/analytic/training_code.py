@@ -16,8 +16,8 @@ from frontrunner.evaluators.analytic.kernels import (
     KERNELS,
     SOFTMAX,
     Bytes,
-    Kernel,
-    Operation,
+    ElementwiseKernel,
+    Form,
 )
 
 LayerSplit = Literal["even", "cost", "ends"]
@@ -42,10 +42,10 @@ class ScoreBytes(NamedTuple):
 class Kernels:
     """The kernel of each operation outside matrix products, as named in `kernels.KERNELS`."""
 
-    norm: Kernel = "fused"
-    gate: Kernel = "fused"
-    rotary: Kernel = "fused"
-    permutation: Kernel = "eager"
+    norm: Form = "fused"
+    gate: Form = "fused"
+    rotary: Form = "fused"
+    permutation: Form = "eager"
     """Sorting tokens by expert."""
     softmax: Literal["fused", "math", "eager"] = "fused"
     """Softmax of attention that is not one kernel."""
@@ -80,36 +80,34 @@ class Kernels:
             found.append(np.where(eager, of_eager, of_code) + (dropped if self.dropout else 0.0))
         return ScoreBytes(*found)
 
-    def bytes_of(self, operation: Operation) -> tuple[Bytes, Bytes]:
-        """Return the bytes per 16-bit value of an operation, compiled and not compiled."""
-        if operation == "residual":
-            kept = KERNELS[operation]["dropout" if self.dropout else "plain"]
-            return kept, kept
-        if operation == "other rotary":
-            if self.fused_rotary_is_plain:
-                return KERNELS["rotary"]["eager"], KERNELS["rotary"]["eager"]
-            return self.bytes_of("rotary")
-        kinds = KERNELS[operation]
-        stated = kinds[self._kernel_of(operation)]
-        return kinds.get("fused", stated), stated
+    def bytes_of(self, kernel: ElementwiseKernel) -> tuple[Bytes, Bytes]:
+        """Return the bytes per 16-bit value of a kernel, compiled and not compiled."""
+        if kernel == "other rotary" and not self.fused_rotary_is_plain:
+            kernel = "rotary"
+        forms = KERNELS["rotary" if kernel == "other rotary" else kernel]
+        stated = forms[self._form_of(kernel)]
+        if kernel == "other rotary":
+            return stated, stated
+        return forms.get("fused", stated), stated
 
-    def _kernel_of(self, operation: Operation) -> str:
+    def _form_of(self, kernel: ElementwiseKernel) -> str:
         gate: str = self.gate
-        if operation == "clamped gate" and self.clamps_before_gate and self.gate == "fused":
+        if kernel == "clamped gate" and self.clamps_before_gate and self.gate == "fused":
             gate = "clamped before"
         permutation: str = self.permutation
         if self.weighs_in_gate and self.permutation == "eager":
             permutation = "weighed before"
-        kernels: Mapping[Operation, str] = {
+        forms: Mapping[ElementwiseKernel, str] = {
             "norm": self.norm,
             "rotary": self.rotary,
             "gate": gate,
             "clamped gate": gate,
             "gelu": "fused",
+            "residual": "dropout" if self.dropout else "plain",
             "permutation": permutation,
             "sorting": "fused",
         }
-        return kernels.get(operation, "eager")
+        return forms.get(kernel, "eager")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -188,7 +188,9 @@ class Row(SimpleNamespace):
 
     def __init__(self, number: int) -> None:
         unknown = dict.fromkeys(NUMBERS, NAN) | dict.fromkeys(WORDS, "") | {"recompute": "none"}
-        super().__init__(number=number, fp8="none", dense_ffn_hidden=NAN, **unknown)
+        super().__init__(
+            number=number, fp8="none", dense_ffn_hidden=NAN, has_recompute=False, **unknown
+        )
 
     @property
     def problem(self) -> str:
@@ -196,6 +198,11 @@ class Row(SimpleNamespace):
         devices.
         """
         return f"{self.model} {self.seq:.0f} {self.gbs:.0f} {self.hardware} {self.gpus:.0f}"
+
+    @property
+    def states_recompute(self) -> bool:
+        """Whether the row says what it recomputed, be it nothing."""
+        return self.has_recompute and "recompute not stated" not in self.note
 
     @property
     def shared(self) -> float:
@@ -369,6 +376,7 @@ def row_of(place: int, cells: Mapping[str, str]) -> Row:
             text = SPELLINGS[name].get(word, word)
         if name not in NUMBERS:
             setattr(found, name, text)
+            found.has_recompute |= name == "recompute"
             if name == "precision" and text in FP8_WORDS:
                 found.precision, found.fp8 = "bf16", FP8_WORDS[text]
             continue

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from frontrunner.evaluators.analytic.arrays import Flags, Rows
-from frontrunner.evaluators.analytic.kernels import Operation as KernelName
+from frontrunner.evaluators.analytic.kernels import ElementwiseKernel
 from frontrunner.evaluators.analytic.operations import (
     NONE,
     Attention,
@@ -149,7 +149,7 @@ def lacks_fused_softmax(layer: Model, setting: Setting) -> Flags:
 def _rotation(layer: Model, setting: Setting, widths: HeadWidths) -> Iterator[Operation]:
     work = setting.work
     is_plain = layer.key_value_rank is None and not is_stretched(layer)
-    kernel: KernelName = "rotary" if is_plain else "other rotary"
+    kernel: ElementwiseKernel = "rotary" if is_plain else "other rotary"
     if widths.rotated is not None:
         yield Elementwise(
             kernel=kernel,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from frontrunner.evaluators.analytic.arrays import Rows
-from frontrunner.evaluators.analytic.kernels import Operation as Kernel
+from frontrunner.evaluators.analytic.kernels import ElementwiseKernel
 from frontrunner.evaluators.analytic.operations import (
     Elementwise,
     Operation,
@@ -76,7 +76,7 @@ def is_gated(layer: Model) -> bool:
     return layer.ffn_matrices == 3
 
 
-def activation_kernel(layer: Model) -> Kernel:
+def activation_kernel(layer: Model) -> ElementwiseKernel:
     """Return the kernel of the activation."""
     if not is_gated(layer):
         return "gelu"

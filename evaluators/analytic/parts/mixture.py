@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from frontrunner.evaluators.analytic.arrays import Rows, number
-from frontrunner.evaluators.analytic.kernels import Operation as Kernel
+from frontrunner.evaluators.analytic.kernels import ElementwiseKernel
 from frontrunner.evaluators.analytic.operations import (
     Elementwise,
     ExpertDispatch,
@@ -146,7 +146,7 @@ def _dispatch(layer: Model, setting: Setting) -> Iterator[Operation]:
         copies = layer.experts_per_token * ((ranks > 1) + ways * (ways > 1))
         received = 2 * copies * setting.hidden_values
     yield ExpertDispatch(
-        row_bytes=setting.hidden_values * work.bytes_per_value * imbalance(layer, setting),
+        copy_bytes=setting.hidden_values * work.bytes_per_value * imbalance(layer, setting),
         experts=layer.experts,
         experts_per_token=layer.experts_per_token,
         groups=layer.router_groups,
@@ -216,7 +216,7 @@ def _biases(layer: Model, setting: Setting, copies: Rows) -> Iterator[Operation]
     if code.biases != "singly":
         inner = copies * (layer.ffn_matrices - 1) * layer.ffn_hidden / layer.hidden
         yield Elementwise(kernel="expert bias", values=inner)
-    last: Kernel = "expert bias"
+    last: ElementwiseKernel = "expert bias"
     if code.biases != "repeated":
         last = "wide weighted expert bias" if code.dispatches_once else "weighted expert bias"
     yield Elementwise(kernel=last, values=copies)
