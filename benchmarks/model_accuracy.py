@@ -86,7 +86,7 @@ def recipes_per_second() -> float:
     layers = (96 / ranks,)
     work = Workload(
         model=preset_model("frontier-175b"),
-        sequence_length=2048,
+        sequence_length=np.array([2048.0]),
         bytes_per_value=2.0,
         fused_attention=True,
         degrees=Degrees(tensor=ways, pipeline=ranks, data=replicas),

@@ -22,6 +22,11 @@ HALF_BYTES, SCALE_BYTES = 2.0, 4.0
 """DeepSpeed's quantizers read and write fp16, with scales in fp32 (`csrc/quantization`)."""
 
 
+def exposed_s(traffic_s: Rows, computing_s: Rows) -> Rows:
+    """Return what is left of traffic that runs beside so much computation."""
+    return np.maximum(traffic_s - computing_s, LEAST_EXPOSED * traffic_s)
+
+
 def ring_s(
     machine: Machine,
     message_bytes: Rows,

@@ -85,10 +85,10 @@ def layer_time(machine: Machine, work: Workload, layer: Model) -> LayerTime:
             dispatch = dispatch + communication.dispatch_s(machine, work, operation)
             has_experts = True
     if machine.code.experts.overlaps_dispatch:
-        dispatch = _exposed(dispatch, busy)
+        dispatch = communication.exposed_s(dispatch, busy)
     tensor_parallel = _tensor_parallel_s(machine, work, operations)
     if machine.code.products.overlaps_tensor_traffic and not has_experts:
-        beside = _exposed(tensor_parallel, busy)
+        beside = communication.exposed_s(tensor_parallel, busy)
         tensor_parallel = np.where(work.choices.sequence_parallel, beside, tensor_parallel)
     return LayerTime(
         forward=forward,
@@ -149,11 +149,6 @@ def _tensor_parallel_s(machine: Machine, work: Workload, operations: Sequence[Op
     if not code.products.transformer_engine:
         is_narrow = replicas.gathers_in_8_bits(machine, work)
     return np.where(is_narrow & choices.sequence_parallel, 0.75, 1.0) * time
-
-
-def _exposed(traffic: Rows, busy: Rows) -> Rows:
-    """Return what is left of traffic beside so much computation."""
-    return np.maximum(traffic - busy, communication.LEAST_EXPOSED * traffic)
 
 
 def _host_s(machine: Machine, work: Workload, operations: Sequence[Operation]) -> Passes:

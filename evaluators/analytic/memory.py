@@ -389,9 +389,13 @@ def _memory_of(machine: Machine, work: Workload, kinds: Sequence[_Kind], rank: _
     states, sharding, at_work = work.states, work.sharding, kinds[-1]
     kept = _over(rank.layers, [kind.memory.kept for kind in kinds])
     activations = _activations(machine, work, rank, kept, at_work.memory.kept)
+    freed = np.where(states.activation_offload, at_work.memory.kept, kept)
     loss = np.where(rank.has_head, _loss_bytes(machine, work), 0.0)
     # In fp32 the trained parameters are those of the computation, unless these are gathered copies.
     has_masters = (work.bytes_per_value < 4) | (sharding.optimizer > sharding.parameters)
+    has_masters = has_masters | (
+        machine.code.replicas.holds_only_masters & (sharding.parameters > 1)
+    )
     state_bytes = 2 * states.bytes_per_optimizer_state + np.where(has_masters, 4.0, 0.0)
     counts = _Counts(
         parameters=_parameters(machine, work, kinds, rank, sharding.parameters),
@@ -412,7 +416,7 @@ def _memory_of(machine: Machine, work: Workload, kinds: Sequence[_Kind], rank: _
     working = np.maximum(working + _gathered(machine, work) - loss, 0.0)
     return PeakMemory(
         parameters=_computed_with(machine, work, counts, rank),
-        gradients=_gradients(machine, work, counts, rank, freed=kept + loss),
+        gradients=_gradients(machine, work, counts, rank, freed=freed + loss),
         optimizer=np.where(states.optimizer_on_host, 0.0, optimizer),
         activations=activations,
         logits=loss,

@@ -97,17 +97,17 @@ class MemoryPass:
 class Attention:
     """Scores of queries and keys, softmax, and the product with the values.
 
-    `pairs` are those of a token and a position for each of the model's heads, the whole sequence
-    for each token, over the tensor-parallel ranks. `attended_share` is the mean share that windows
-    leave of a layer's pairs; the causal mask leaves half of them. Widths are those of all heads.
+    `pairs` are tokens of the micro-batch * sequence length / tensor-parallel ranks, for one head.
+    `attended_share` is the mean share that windows leave of a layer's pairs; the causal mask leaves
+    half of them. Widths are those of all heads together.
     """
 
     pairs: Rows
-    attended_share: float
+    attended_share: Rows
     query_width: float
     value_width: float
     heads: float
-    """Heads of the whole model."""
+    """Heads of the whole model: each has scores of all pairs."""
     eager_softmax: Flags
     """Recipes in which the code's own unfused softmax does not run, but an eager one."""
     result_values: Rows
@@ -138,7 +138,7 @@ class TensorReduction:
 @dataclass(frozen=True, kw_only=True)
 class ContextExchange:
     """All-to-alls around attention between the ranks that share a sequence: of queries, keys and
-    values, and of the result (arXiv 2309.14509). The backward pass has both again.
+    values, and of the result (arXiv 2309.14509). The backward pass runs both once.
     """
 
     inward_bytes: Rows
@@ -147,7 +147,7 @@ class ContextExchange:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertDispatch:
-    """All-to-alls of a rank's tokens to their experts, and back. The backward pass has both again.
+    """All-to-alls of a rank's tokens to their experts, and back. The backward pass runs both once.
 
     A token has `experts_per_token` of `experts`, which are in `groups_kept` of `groups` of experts.
     """
@@ -165,10 +165,10 @@ class ExpertDispatch:
 
 @dataclass(frozen=True, kw_only=True)
 class HostWork:
-    """What the host does to start a layer's kernels, besides that of a plain layer.
+    """What the host does to start a layer's kernels, compared with a plain layer.
 
-    The `factor` of each multiplies the whole layer's work. Shares are kernels over those of a plain
-    layer; `collectives` are started besides.
+    Factors multiply a plain layer's work. Shares are further kernels over a plain layer's, and
+    `collectives` are started besides, in each pass.
     """
 
     factor: Rows | float = 1.0

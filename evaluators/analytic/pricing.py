@@ -153,10 +153,11 @@ def price(machine: Machine, work: Workload, operation: Timed) -> Passes:
             return attention_s(machine, work, operation)
         case Elementwise():
             return elementwise_s(machine, work, operation)
-    return Passes(
-        forward=operation.forward_bytes / machine.memory_bytes_per_s,
-        backward=operation.backward_bytes / machine.memory_bytes_per_s,
-    )
+        case MemoryPass():
+            return Passes(
+                forward=operation.forward_bytes / machine.memory_bytes_per_s,
+                backward=operation.backward_bytes / machine.memory_bytes_per_s,
+            )
 
 
 def repeated_s(machine: Machine, work: Workload, operations: Sequence[Operation]) -> Rows:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from frontrunner.evaluators.analytic.arrays import Flags, Rows, number
-from frontrunner.evaluators.analytic.communication import LEAST_EXPOSED, all_to_all_s, ring_s
+from frontrunner.evaluators.analytic.communication import all_to_all_s, exposed_s, ring_s
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.parts.layer import weights_of_kinds
 from frontrunner.evaluators.analytic.workload import FP8_SCALINGS, ShardingRows, Workload
@@ -86,13 +86,11 @@ def replica_waits(
             for other, expert, together in zip(others, of_experts, waits, strict=True)
         )
     each, once, published = waits
-    repeats = sharding.reduces_each & (sharding.gradients == 1)
-    each = each + np.where(repeats, once, 0.0)
+    each = each + np.where(sharding.reduces_each, once, 0.0)
     pass_s = np.where(sharding.parameters > 1, forward + backward, backward)
-    last = np.maximum(once - overlap * backward, LEAST_EXPOSED * once)
     return ReplicaWaits(
-        each=np.maximum(each - overlap * pass_s, LEAST_EXPOSED * each),
-        last=np.where(sharding.reduces_each, 0.0, last),
+        each=exposed_s(each, overlap * pass_s),
+        last=np.where(sharding.reduces_each, 0.0, exposed_s(once, overlap * backward)),
         published=published,
     )
 
@@ -154,8 +152,10 @@ def _with_narrow(machine: Machine, work: Workload, replicas: _Replicas) -> _Repl
 
 
 def gathers_in_8_bits(machine: Machine, work: Workload) -> Flags:
-    """Return the recipes whose parameters are gathered in 8 bits: under torchao those with one
-    factor a tensor, else all but MXFP8.
+    """Return the recipes whose parameters are gathered in 8 bits.
+
+    Under torchao they have one factor for each tensor. Transformer Engine, which has no factors by
+    row, gathers all but MXFP8.
     """
     products = machine.code.products
     names = ["tensorwise"]
@@ -276,9 +276,7 @@ def host_transfer_s(
         return np.zeros(1)
     one_way_s = np.where(states.activation_offload, activation_bytes, 0.0)
     one_way_s = one_way_s / machine.host_bytes_per_s
-    activations = sum(
-        np.maximum(one_way_s - pass_s, LEAST_EXPOSED * one_way_s) for pass_s in passes
-    )
+    activations = sum(exposed_s(one_way_s, pass_s) for pass_s in passes)
     # The fp32 parameters are fetched where these are the only copy.
     parameter_bytes = 4.0 if code.replicas.holds_only_masters else work.bytes_per_value
     fetched = 2 * parameters / sharding.parameters * parameter_bytes
@@ -293,5 +291,5 @@ def host_transfer_s(
     overlap = np.where(states.parameters_on_host, code.gradient_overlap, 0.0)
     hidden = overlap * (passes[0] + passes[1])
     accumulation = work.schedule.accumulation
-    of_states = accumulation * np.maximum(each_s - hidden, LEAST_EXPOSED * each_s) + once_s
+    of_states = accumulation * exposed_s(each_s, hidden) + once_s
     return accumulation * activations + np.where(states.optimizer_on_host, of_states, 0.0)

@@ -159,9 +159,9 @@ def _kept_bytes(machine: Machine, work: Workload, layers: LayersByKind) -> Rows:
 
 
 def exposed_transfers(machine: Machine, work: Workload) -> Rows:
-    """Return the time that a pass waits for the transfer before it over what the transfer takes.
+    """Return the ratio of what a pass waits for the transfer before it to what the transfer takes.
 
-    Twice as much where a rank does not send while it receives.
+    It is twice as much where a rank does not send while it receives.
     """
     exposed = number(2.0 if machine.code.pipeline.sends_in_turn else 1.0)
     if not machine.code.pipeline.overlaps_interleaved:

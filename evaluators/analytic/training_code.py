@@ -66,8 +66,8 @@ class Kernels:
     weighs_in_gate: bool = False
     """Whether the fused gate multiplies by the router's weights."""
     fused_rotary_is_plain: bool = False
-    """Whether the fused rotation is none for rotations that also scale (YaRN), nor for latent
-    attention, whose `other rotary` is then eager.
+    """Whether the fused rotation cannot scale as well (YaRN), nor serve latent attention. Those
+    rotations, the kernel `other rotary`, are then eager.
     """
 
     def score_bytes(self, *, eager: Flags) -> ScoreBytes:
@@ -176,7 +176,7 @@ class GradientPolicy:
     wide: bool = True
     """Gradients are kept and reduced in fp32."""
     narrow_in_fp16: bool = False
-    """They are not where the arithmetic is fp16."""
+    """Gradients are not in fp32 where the arithmetic is fp16."""
     reduced_wide: bool = False
     """Gradients are converted to fp32 only while they are reduced."""
     reduced_whole: bool = False
@@ -186,12 +186,12 @@ class GradientPolicy:
     overlaps_unsharded: bool = True
     """The reduction of unsharded gradients overlaps the backward pass."""
     overlaps_scattered: bool = True
-    """The reduction to shards does."""
+    """The reduction of gradients to shards overlaps it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaPolicy:
-    """Messages and buffers of the traffic between replicas. Sizes are numbers of elements."""
+    """Messages and buffers of the traffic between replicas."""
 
     message_elements: float = float("inf")
     message_layers: float = 0.0
@@ -213,6 +213,7 @@ class ReplicaPolicy:
     gathered_layers: float = 0.0
     """Whole layers that are gathered at a time."""
     gathers_per_layer: float = 1.0
+    """Messages in which a layer's sharded parameters are gathered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +247,7 @@ class PipelinePolicy:
     keeps_outputs: bool = False
     """A rank keeps the outputs of all micro-batches of a step."""
     receives_apart: bool = False
-    """A rank holds buffers for what each of them receives (torch,
+    """A rank holds a buffer for what it receives of each micro-batch of a step (torch,
     `distributed/pipelining/stage.py`).
     """
 
@@ -270,9 +271,9 @@ class ExpertPolicy:
     router; or this is done expert by expert (`singly`), where the first product adds its own.
     """
     host_factor: float = 1.5
-    """Kernels that the host starts for a layer with experts, over those of a dense layer: the
-    trainer 162 operations for 108, Megatron-core 0.16.1 109 for 44, but for the experts' own, as
-    torch dispatches them.
+    """Kernels that the host starts for a layer with experts over those of a dense layer, as torch
+    dispatches them, without the experts' own: 162 over 108 in the built-in trainer, 109 over 44 in
+    Megatron-core 0.16.1.
     """
 
 
@@ -298,7 +299,7 @@ class TrainingCode:
     host_collective_s: float = fitted(48e-6, 0.0, 1e-2)
     """The host's time to start one collective."""
     gradient_overlap: float = fitted(0.30, 0.0, 1.0)
-    """Share of the computation that hides the reduction of gradients."""
+    """Share of the computation behind which the reduction of gradients can hide."""
     exchange_s: float = 0.0
     """What a micro-batch waits, beyond the transfer, between pipeline ranks on different nodes."""
     stands_for: tuple[TrainingCode, ...] = ()

@@ -208,10 +208,11 @@ class PipelineLayers:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Recipes of one problem. Each array has an entry for each recipe, or one where all agree."""
+    """Recipes of one model. Each array has an entry for each recipe, or one where all agree."""
 
     model: Model
-    sequence_length: int
+    sequence_length: Rows
+    """Tokens of a sequence. Recipes of one problem share it; rows of a table may not."""
     bytes_per_value: float
     """Of parameters and activations in the computation's type."""
     fused_attention: bool
@@ -239,7 +240,7 @@ class Workload:
         groups = {name: _rows_of(kind, recipes) for name, kind in _GROUPS.items()}
         return cls(
             model=model,
-            sequence_length=problem.sequence_length,
+            sequence_length=number(problem.sequence_length),
             bytes_per_value=BYTES_PER_VALUE[problem.precision],
             fused_attention=problem.has_fused_attention,
             layers=PipelineLayers.of(each(recipes, layers).tolist()),
@@ -252,6 +253,12 @@ class Workload:
         micro-batch.
         """
         return self.schedule.micro_batch_seqs * self.sequence_length / self.degrees.context
+
+    @property
+    def attended_share(self) -> Rows:
+        """Mean share of the positions that windows leave of a layer's attention."""
+        shares = [self.model.attended(length) / length for length in self.sequence_length.tolist()]
+        return np.array(shares)
 
     @property
     def sequence_shards(self) -> Rows:
@@ -282,7 +289,10 @@ class Workload:
         groups: dict[str, Any] = {
             name: _chosen(getattr(self, name), chosen) for name in (*_GROUPS, "layers")
         }
-        return replace(self, **groups)
+        lengths = self.sequence_length
+        return replace(
+            self, sequence_length=lengths if lengths.size == 1 else lengths[chosen], **groups
+        )
 
 
 def _recomputes(part: str, recipe: Recipe) -> bool:

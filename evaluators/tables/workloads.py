@@ -74,7 +74,7 @@ class Table:
             # As text, since NaN differs from itself.
             machine = [str(getattr(row, name)) for name in schema.MACHINE_NUMBERS]
             code = (row.hardware, *machine, row.precision, software_of(row))
-            kind = (modelled(row), row.seq, is_fused(row))
+            kind = (modelled(row), is_fused(row))
             groups.setdefault((*code, *kind), []).append(place)
         return tuple(
             (np.array(places), self._sample([self.rows[p] for p in places]))
@@ -193,7 +193,6 @@ def modelled(row: Row) -> Model:
         "vocabulary_multiple": 1,
         "tied_embeddings": row.tied,
         "positions": "learned" if row.is_gpt else "rotary",
-        "max_positions": int(row.seq),
         "activation": _activation(row, like),
         "mtp_layers": int(row.mtp_layers),
         **windows(row),
@@ -233,7 +232,7 @@ def _activation(row: Row, like: Model | None) -> str:
 def workload(
     rows: Sequence[Row], precision: str, *, split: LayerSplit = "even", scaling: str = "tensorwise"
 ) -> Workload:
-    """Return rows of one model, sequence length and kind of attention as the formulas' arrays.
+    """Return rows of one model and kind of attention as the formulas' arrays.
 
     Layers are split, and factors scaled to 8 bits, as the code does.
     """
@@ -249,7 +248,7 @@ def workload(
     fp8 = [row.fp8 if row.fp8 != "default" else scaling for row in rows]
     return Workload(
         model=model,
-        sequence_length=int(first.seq),
+        sequence_length=column("seq"),
         bytes_per_value=BYTES_PER_VALUE.get(precision, 2.0),
         fused_attention=is_fused(first),
         degrees=Degrees(

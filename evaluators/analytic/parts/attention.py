@@ -173,7 +173,7 @@ def _scores(layer: Model, setting: Setting, widths: HeadWidths) -> Iterator[Oper
     pairs = tokens * work.sequence_length / ranks
     yield Attention(
         pairs=pairs,
-        attended_share=work.model.attended(work.sequence_length) / work.sequence_length,
+        attended_share=work.attended_share,
         query_width=widths.queries,
         value_width=value_width,
         heads=layer.heads,
