@@ -100,7 +100,7 @@ def recipes_of(problem: Problem, generator: random.Random) -> list[Any]:
 
 def figures_of_presets() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the figures of every drawn recipe, under a name of its own."""
-    generator = random.Random(1)  # noqa: S311 - a draw of recipes, not a secret
+    generator = random.Random(1)
     for number, problem in enumerate(problems()):
         model = problem.model
         flops = {

@@ -232,7 +232,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
     on_cpu = cluster.backend == "cpu"
     is_measured_together = cluster.matmul_flops(precision) is not None
     remarks = {
-        NOT_TRAINED: problem.model.mtp_layers > 0 and problem.software.code is None,
+        NOT_TRAINED: problem.model.prediction.layers > 0 and problem.software.code is None,
         **dict.fromkeys(_unused_fits(cluster, codes, precision), True),
         **{_used_fit(fit): True for fit in fits if fit is not None},
         OTHER_HARDWARE: None in fits and not is_validated(cluster, precision),
@@ -243,8 +243,8 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         ),
         COMPILED: bool(each(recipes, attrgetter("compile"), np.bool_).any()),
         UNEVENLY_LOADED: (
-            problem.model.experts > 0
-            and problem.model.routing == "learned"
+            problem.model.mixture is not None
+            and problem.model.mixture.routing == "learned"
             and "rank_imbalance" not in cluster.efficiencies
         ),
         HOST_UNLIMITED: offloads,
@@ -589,7 +589,7 @@ def unvalidated(recipe: Recipe, problem: Problem) -> tuple[str, ...]:
     """Return the choices of a recipe, and of its problem, whose formulas no measurement of step
     times has validated.
     """
-    found = ["mixtures of experts"] if problem.model.experts else []
+    found = ["mixtures of experts"] if problem.model.mixture else []
     found += [name for name, key, neutral in _UNVALIDATED if getattr(recipe, key) != neutral]
     found += [one.name for one in recipe.custom]
     if recipe.schedule not in VALIDATED_SCHEDULES:

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from frontrunner.spaces.columns import each
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.attention import LatentAttention
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import (
     RANK_ORDERS,
@@ -164,39 +165,45 @@ class Workload:
         model = problem.model
         # Where ranks are more than these heads, each has one whole.
         kv_heads = np.maximum(
-            model.kv_heads, each(recipes, attrgetter("tensor_parallel"), np.float64)
+            model.attention.kv_heads, each(recipes, attrgetter("tensor_parallel"), np.float64)
         )
         columns: dict[str, Any] = {
-            "vocabulary": number(model.padded_vocabulary),
+            "vocabulary": number(model.embedding.padded_vocabulary),
             "sequence_length": number(problem.sequence_length),
-            "tied_embeddings": np.array([model.tied_embeddings]),
-            "rotary": np.array([model.positions == "rotary"]),
+            "tied_embeddings": np.array([model.head.tied]),
+            "rotary": np.array([model.embedding.positions == "rotary"]),
             "fused_attention": np.array([problem.has_fused_attention]),
             "bytes_per_value": number(BYTES_PER_VALUE[problem.precision]),
-            "kv_hidden": kv_heads * (model.head_dim + model.value_dim) / 2,
-            "value_hidden": number(model.mixed_hidden),
-            "rotary_width": number(model.rotary_width if model.key_value_rank else 0),
+            "kv_hidden": kv_heads * (model.attention.head_dim + model.attention.value_dim) / 2,
+            "value_hidden": number(model.attention.mixed_hidden),
+            "rotary_width": number(
+                model.attention.rotated_width if isinstance(model.attention, LatentAttention) else 0
+            ),
             "attended_share": number(
                 model.attended(problem.sequence_length) / problem.sequence_length
             ),
-            "norms": number(4 if model.post_norms else 2),
-            "normed_heads": (model.q_hidden + kv_heads * model.head_dim) * model.qk_norm,
-            "parallel_residual": np.array([model.parallel_residual]),
-            "clamped_gate": np.array([model.activation == "swiglu_clamped"]),
-            "capped_logits": np.array([model.logits_softcap is not None]),
+            "norms": number(model.layers[0].norms),
+            "normed_heads": (model.attention.q_hidden + kv_heads * model.attention.head_dim)
+            * model.attention.qk_norm,
+            "parallel_residual": np.array([model.layers[0].parallel_residual]),
+            "clamped_gate": np.array([model.feed_forward.activation == "swiglu_clamped"]),
+            "capped_logits": np.array([model.head.softcap is not None]),
             "stretched_rotary": np.array([has_stretched_rotary(model)]),
             "expert_biases": np.array([has_expert_biases(model)]),
             "expert_deviation": number(expert_deviation(model)),
-            "experts_per_token": number(max(1, model.experts_per_token)),
+            "experts_per_token": number(model.mixture.experts_per_token if model.mixture else 1),
         }
+        keys = model.keys()
         for name in _OF_MODEL:
-            columns[name] = number(getattr(model, name) or 0)
-        columns["layers"] = number(model.layers + model.mtp_layers)
+            columns[name] = number(keys[name] or 0)
+        columns["q_hidden"] = number(model.attention.q_hidden)
+        columns["ffn_matrices"] = number(model.feed_forward.matrices)
+        columns["layers"] = number(len(model.layers) + model.prediction.layers)
 
         def held(recipe: Recipe) -> tuple[int, ...]:
             last = rank_of_stage(recipe, recipe.stages - 1)
             layers, dense = _held(recipe, model, split)
-            return ends(with_mtp(layers, model.mtp_layers, last), dense, last=last)
+            return ends(with_mtp(layers, model.prediction.layers, last), dense, last=last)
 
         counts = np.array(each(recipes, held).tolist(), dtype=np.float64).reshape(-1, len(LAYERS)).T
         columns |= zip(LAYERS, counts, strict=True)
@@ -384,7 +391,7 @@ LAYERS = (
     "dense_last",
 )
 _OF_MODEL = (
-    "hidden", "heads", "q_hidden", "ffn_hidden", "ffn_matrices", "query_rank", "key_value_rank",
+    "hidden", "heads", "ffn_hidden", "query_rank", "key_value_rank",
     "mtp_layers",
     "experts", "shared_experts", "dense_layers", "dense_ffn_hidden", "router_groups",
     "router_groups_kept",
@@ -413,21 +420,21 @@ _FROM_RECIPE: Mapping[str, Callable[[Recipe], float]] = {
 
 def has_expert_biases(model: Model) -> bool:
     """Return whether each expert's products have biases."""
-    return model.experts > 0 and model.biases == "all"
+    return model.mixture is not None and model.mixture.has_biases
 
 
 def has_stretched_rotary(model: Model) -> bool:
     """Return whether rotations also scale queries and keys, as YaRN's do (arXiv 2309.00071, section
     3.4).
     """
-    return model.rotary_scaling is not None and model.rotary_scaling.kind == "yarn"
+    return model.rotary is not None and model.rotary.is_stretched
 
 
 def expert_deviation(model: Model) -> float:
     """Return how uneven a router's choices are; 0 where tokens are dealt in turn."""
-    return (
-        ROUTED_DEVIATION[model.balancing] if model.experts and model.routing == "learned" else 0.0
-    )
+    mixture = model.mixture
+    is_learned = mixture is not None and mixture.routing == "learned"
+    return ROUTED_DEVIATION[mixture.balancing] if mixture and is_learned else 0.0
 
 
 def split_layers(split: Split, layers: int, ranks: int, head: float) -> Sequence[int]:
@@ -453,10 +460,10 @@ def split_layers(split: Split, layers: int, ranks: int, head: float) -> Sequence
 def _held(recipe: Recipe, model: Model, split: Split) -> tuple[Sequence[int], Sequence[int]]:
     """Return each pipeline rank's layers, and those of them that have no experts."""
     if split == "even" or recipe.layers_per_stage or recipe.stages != recipe.pipeline_parallel:
-        return layers_of_ranks(recipe, model.layers), layers_of_ranks(
-            recipe, model.layers, first=model.dense_layers
+        return layers_of_ranks(recipe, len(model.layers)), layers_of_ranks(
+            recipe, len(model.layers), first=model.dense_layers
         )
-    held = split_layers(split, model.layers, recipe.pipeline_parallel, head_layers(model))
+    held = split_layers(split, len(model.layers), recipe.pipeline_parallel, head_layers(model))
     return held, leading(held, model.dense_layers)
 
 
@@ -464,11 +471,11 @@ def stage_layers(recipe: Recipe, model: Model, split: Split) -> tuple[Sequence[i
     """Return the layers of each stage as the workload counts them by rank, and those of them
     without experts.
     """
-    counts: Sequence[int] = layers_of_stages(recipe, model.layers)
+    counts: Sequence[int] = layers_of_stages(recipe, len(model.layers))
     dense: Sequence[int] = leading(counts, model.dense_layers)
     if recipe.stages == recipe.pipeline_parallel:
         counts, dense = _held(recipe, model, split)
-    return with_mtp(counts, model.mtp_layers), dense
+    return with_mtp(counts, model.prediction.layers), dense
 
 
 def with_mtp(counts: Sequence[int], mtp_layers: int, last: int = -1) -> Sequence[int]:

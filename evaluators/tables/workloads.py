@@ -48,7 +48,8 @@ from frontrunner.evaluators.tables.rows import (
 )
 from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
-from frontrunner.spaces.model import Model, attended
+from frontrunner.spaces.model.attention import attended
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.stages import leading
 
 
@@ -166,15 +167,16 @@ def _attended_share(row: Row) -> float:
     if not window or math.isnan(row.seq):
         return 1.0
     every, size = window["full_attention_every"], window["attention_window"]
-    share: float = attended(row.seq, size, 1 / every if every else 0.0) / row.seq
-    return share
+    windowed: float = attended(row.seq, size) / row.seq
+    full_share = 1 / every if every else 0.0
+    return windowed + full_share * (1 - windowed)
 
 
 def _expert_deviation(row: Row, like: Model | None) -> float:
     """Return how uneven a router's choices are, balanced as that of a model with such layers."""
     if not row.experts or routing_of(row) == "uniform":
         return 0.0
-    return ROUTED_DEVIATION[like.balancing if like else "loss"]
+    return ROUTED_DEVIATION[like.mixture.balancing if like and like.mixture else "loss"]
 
 
 WIDTHS = ("query_rank", "key_value_rank", "rotary_width")
@@ -202,11 +204,10 @@ def workload(
         _expert_deviation, rows, (one or other for one, other in zip(latents, like, strict=True))
     )
     widths = {
-        key: np.array([float((one and getattr(one, key)) or 0) for one in latents])
-        for key in WIDTHS
+        key: np.array([float((one and one.keys()[key]) or 0) for one in latents]) for key in WIDTHS
     }
     value_hidden = column("heads") * np.array(
-        [float(one.value_dim) if one else 0.0 for one in latents]
+        [float(one.attention.value_dim) if one else 0.0 for one in latents]
     )
     kv_hidden = np.where(value_hidden > 0, (q_hidden + value_hidden) / 2, kv_hidden)
     width = 2 * (q_hidden + kv_hidden) + experts * matrices * column("ffn_hidden")
@@ -234,9 +235,11 @@ def workload(
         kv_hidden=kv_hidden,
         value_hidden=value_hidden,
         shared_experts=np.array([row.shared for row in rows]),
-        router_groups=np.array([float(one.router_groups) if one else 1.0 for one in latents]),
+        router_groups=np.array(
+            [float(one.keys()["router_groups"]) if one else 1.0 for one in latents]
+        ),
         router_groups_kept=np.array(
-            [float(one.router_groups_kept) if one else 1.0 for one in latents]
+            [float(one.keys()["router_groups_kept"]) if one else 1.0 for one in latents]
         ),
         dense_layers=dense,
         dense_ffn_hidden=np.where(dense > 0, column("dense_ffn_hidden"), 0.0),
@@ -244,13 +247,18 @@ def workload(
         ffn_hidden=column("ffn_hidden"),
         ffn_matrices=matrices,
         attended_share=np.array([_attended_share(row) for row in rows]),
-        norms=np.array([4.0 if one and one.post_norms else 2.0 for one in like]),
+        norms=np.array([4.0 if one and one.layers[0].post_norms else 2.0 for one in like]),
         normed_heads=np.array(
-            [float(one.q_hidden + one.kv_hidden) if one and one.qk_norm else 0.0 for one in like]
+            [
+                float(one.attention.q_hidden + one.attention.kv_hidden)
+                if one and one.attention.qk_norm
+                else 0.0
+                for one in like
+            ]
         ),
         clamped_gate=np.array(
             [
-                (row.activation or (one.activation if one else "")) == "swiglu_clamped"
+                (row.activation or (one.feed_forward.activation if one else "")) == "swiglu_clamped"
                 for row, one in zip(rows, like, strict=True)
             ]
         ),

@@ -13,7 +13,6 @@ layers); norms start at 1, biases and sinks at 0.
 
 import hashlib
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import cast
 
 import torch
@@ -21,16 +20,18 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from frontrunner.evaluators.trainer.layout import ContextRanks
-from frontrunner.evaluators.trainer.parts.attention import Attention
+from frontrunner.evaluators.trainer.parts.attention import GroupedAttentionModule
 from frontrunner.evaluators.trainer.parts.block import Block
-from frontrunner.evaluators.trainer.parts.embedding import Embedding
+from frontrunner.evaluators.trainer.parts.embedding import EmbeddingModule
 from frontrunner.evaluators.trainer.parts.head import TiedHead, mean_cross_entropy
 from frontrunner.evaluators.trainer.parts.host_activations import HostActivations
-from frontrunner.evaluators.trainer.parts.mixture import MixtureOfExperts
+from frontrunner.evaluators.trainer.parts.mixture import MixtureModule
 from frontrunner.evaluators.trainer.parts.norms import make_norm
 from frontrunner.evaluators.trainer.parts.recompute import Transform, recomputed
 from frontrunner.evaluators.trainer.parts.rotary import RotaryTable
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.attention import Attention
+from frontrunner.spaces.model.model import Model
+from frontrunner.spaces.model.positions import RotaryPositions
 from frontrunner.spaces.recipe import Recipe
 
 DEVIATION = 0.02
@@ -61,56 +62,58 @@ class Gpt(nn.Module):
         super().__init__()
         self._loss_chunks = recipe.loss_chunks
         self._sequence_shards = recipe.tensor_parallel if recipe.sequence_parallel else 1
-        first, last = layers.start == 0, layers.stop == shape.layers
-        if shape.tied_embeddings and not (first and last):
+        first, last = layers.start == 0, layers.stop == len(shape.layers)
+        if shape.head.tied and not (first and last):
             raise ValueError(
                 "tied embeddings need the first and the last layer in the same pipeline stage"
             )
-        self._sequence_length, self._softcap = sequence_length, shape.logits_softcap
-        everywhere: RotaryTable | None = None
-        in_windows: RotaryTable | None = None
-        if shape.positions == "rotary":
-            everywhere = in_windows = RotaryTable(shape, sequence_length=sequence_length)
-            if shape.window_rotary_theta is not None:
-                local = replace(shape, rotary_theta=shape.window_rotary_theta, rotary_scaling=None)
-                in_windows = RotaryTable(local, sequence_length=sequence_length)
-        self._tables = {table for table in (everywhere, in_windows) if table is not None}
+        self._sequence_length, self._softcap = sequence_length, shape.head.softcap
+        self._tables: dict[tuple[RotaryPositions, int], RotaryTable] = {}
+        tables = [self._table(shape.layers[number].attention) for number in layers]
         start = 0 if context is None else context.positions(sequence_length).start
         self.embedding = (
-            Embedding(shape, sequence_length=sequence_length, first_position=start)
+            EmbeddingModule(shape.embedding, sequence_length=sequence_length, first_position=start)
             if first
             else None
         )
         on_host = HostActivations() if recipe.activation_offload else None
         self.blocks = nn.ModuleDict(
             {
-                str(layer): Block(
-                    shape.kind_of(layer),
-                    everywhere if window is None else in_windows,
+                str(number): Block(
+                    shape.layers[number],
+                    table,
                     recipe,
                     context,
                     on_host,
-                    window,
                     first_position=start,
                 )
-                for layer, window in ((layer, shape.window_of(layer)) for layer in layers)
+                for number, table in zip(layers, tables, strict=True)
             }
         )
-        self.norm = make_norm(shape, shape.hidden) if last else None
+        self.norm = make_norm(shape.norm, shape.hidden) if last else None
         self.head: nn.Module | None = None
-        if shape.tied_embeddings and self.embedding is not None:
+        if shape.head.tied and self.embedding is not None:
             self.head = TiedHead(self.embedding)
         elif last:
-            self.head = nn.Linear(shape.hidden, shape.padded_vocabulary, bias=False)
+            self.head = nn.Linear(shape.hidden, shape.head.rows, bias=False)
+
+    def _table(self, attention: Attention) -> RotaryTable | None:
+        """Return the rotary table of an attention; those that rotate alike share it."""
+        if attention.rotary is None:
+            return None
+        key = attention.rotary, attention.rotated_width
+        if key not in self._tables:
+            self._tables[key] = RotaryTable(*key, sequence_length=self._sequence_length)
+        return self._tables[key]
 
     @property
-    def mixtures(self) -> dict[str, MixtureOfExperts]:
+    def mixtures(self) -> dict[str, MixtureModule]:
         """The mixtures of experts, by their blocks' names."""
         parts = {
             f"blocks.{layer}": cast("Block", block).feed_forward
             for layer, block in self.blocks.items()
         }
-        return {name: part for name, part in parts.items() if isinstance(part, MixtureOfExperts)}
+        return {name: part for name, part in parts.items() if isinstance(part, MixtureModule)}
 
     def compile_blocks(
         self, compiled: Callable[[Transform], Transform], device: torch.device
@@ -118,15 +121,15 @@ class Gpt(nn.Module):
         """Run each block, of one with experts its attention, as `compiled` makes it from now on, on
         `device`.
         """
-        for table in self._tables:
+        for table in self._tables.values():
             table.on(device)  # torch.compile takes no function that changes what lies outside it
         # What is to be computed again is compiled with the rest: around a compiled function torch's
         # checkpoint fails.
         for block in cast("Iterable[Block]", self.blocks.values()):
-            if device.type == "cuda" and isinstance(block.attention, Attention):
+            if device.type == "cuda" and isinstance(block.attention, GroupedAttentionModule):
                 block.attention.mixer.prepare(self._sequence_length, device)
             if isinstance(
-                block.feed_forward, MixtureOfExperts
+                block.feed_forward, MixtureModule
             ):  # whose shapes change with every micro-batch
                 block.attend = compiled(block.attend)
             else:

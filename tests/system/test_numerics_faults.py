@@ -211,8 +211,8 @@ FAULTS = {
     "pp2-of-gemma": {
         "a stage's layers have the windows of the first ones": (
             "model.py",
-            "shape.window_of(layer)) for",
-            "shape.window_of(layer - layers.start)) for",
+            "                    shape.layers[number],",
+            "                    shape.layers[number - layers.start],",
         ),
     },
     "tp2-sp-cp2-of-gemma": {

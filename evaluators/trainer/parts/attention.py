@@ -9,34 +9,33 @@ from frontrunner.evaluators.trainer.layout import ContextRanks
 from frontrunner.evaluators.trainer.parts.attention_kernels import Mixer
 from frontrunner.evaluators.trainer.parts.norms import make_norm
 from frontrunner.evaluators.trainer.parts.rotary import RotaryTable
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.attention import GroupedAttention
 
 
-class Attention(nn.Module):
+class GroupedAttentionModule(nn.Module):
     """Causal self-attention with grouped key-value heads, of which a tensor-parallel rank holds
     some.
     """
 
     def __init__(
         self,
-        shape: Model,
+        part: GroupedAttention,
         rotary: RotaryTable | None,
         context: ContextRanks | None,
-        window: int | None,
     ) -> None:
         super().__init__()
-        self._head_width = shape.head_dim
+        self._head_width = part.head_dim
         self._rotary = rotary
         self._context = context
-        self.mixer = Mixer(shape, window=window)
-        has_biases = shape.biases != "none"
-        self.query = nn.Linear(shape.hidden, shape.q_hidden, bias=has_biases)
-        self.key = nn.Linear(shape.hidden, shape.kv_hidden, bias=has_biases)
-        self.value = nn.Linear(shape.hidden, shape.kv_hidden, bias=has_biases)
-        self.query_norm = make_norm(shape, shape.head_dim) if shape.qk_norm else None
-        self.key_norm = make_norm(shape, shape.head_dim) if shape.qk_norm else None
-        self.sinks = Sinks(shape.heads) if shape.attention_sinks else None
-        self.output = nn.Linear(shape.q_hidden, shape.hidden, bias=shape.biases == "all")
+        self.mixer = Mixer(part)
+        hidden, has_biases = part.hidden, part.biases != "none"
+        self.query = nn.Linear(hidden, part.q_hidden, bias=has_biases)
+        self.key = nn.Linear(hidden, part.kv_hidden, bias=has_biases)
+        self.value = nn.Linear(hidden, part.kv_hidden, bias=has_biases)
+        self.query_norm = make_norm(part.norm, part.head_dim) if part.qk_norm else None
+        self.key_norm = make_norm(part.norm, part.head_dim) if part.qk_norm else None
+        self.sinks = Sinks(part.heads) if part.sinks else None
+        self.output = nn.Linear(part.q_hidden, hidden, bias=part.biases == "all")
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""

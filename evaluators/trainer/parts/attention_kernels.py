@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import (
 
 from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.attention import GroupedAttention
 
 _CUDNN_FIRST, _LEAST_CUDNN = ((9, 0), (10, 0)), 91500
 
@@ -45,10 +45,10 @@ class Mixer:
     scores, in fp32.
     """
 
-    def __init__(self, shape: Model, *, window: int | None) -> None:
-        self._window, self._softcap = window, shape.attention_softcap
-        self._only_math = shape.attention == "math"
-        self._scale = (shape.query_scalar or shape.head_dim) ** -0.5
+    def __init__(self, part: GroupedAttention) -> None:
+        self._window, self._softcap = part.window, part.softcap
+        self._only_math = part.kernel == "math"
+        self._scale = (part.query_scalar or part.head_dim) ** -0.5
         self._blocks: BlockMask | None = None
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
@@ -151,19 +151,20 @@ def attention_kernel(job: Job, device: torch.device) -> str | None:
     """Return the kernel that torch chooses for the job's attention, as "flash_attention" or
     "math".
     """
-    if job.model.attention == "math":
+    attention = job.model.attention
+    if attention.kernel == "math":
         return "math"
     if job.model.has_special_attention(job.sequence_length):
         return "flex_attention"
     share = job.recipe.tensor_parallel * job.recipe.context_parallel
-    heads, dtype = job.model.heads // share, COMPUTE_TYPES[job.precision]
-    groups = max(1, job.model.kv_heads // share)
+    heads, dtype = attention.heads // share, COMPUTE_TYPES[job.precision]
+    groups = max(1, attention.kv_heads // share)
     if needs_whole_groups(dtype, device):
         groups = heads
     with suppress(Exception):  # torch's name for it is private
         # Latent attention's values are padded to the width of its queries.
         shapes = (
-            (1, number, job.sequence_length, job.model.head_dim)
+            (1, number, job.sequence_length, attention.head_dim)
             for number in (heads, groups, groups)
         )
         query, key, value = (

@@ -6,15 +6,17 @@ import torch
 from torch import Tensor, nn
 
 from frontrunner.evaluators.trainer.layout import ContextRanks
-from frontrunner.evaluators.trainer.parts.attention import Attention
-from frontrunner.evaluators.trainer.parts.feed_forward import FeedForward
+from frontrunner.evaluators.trainer.parts.attention import GroupedAttentionModule
+from frontrunner.evaluators.trainer.parts.feed_forward import FeedForwardModule
 from frontrunner.evaluators.trainer.parts.host_activations import HostActivations
-from frontrunner.evaluators.trainer.parts.latent_attention import LatentAttention
-from frontrunner.evaluators.trainer.parts.mixture import MixtureOfExperts
+from frontrunner.evaluators.trainer.parts.latent_attention import LatentAttentionModule
+from frontrunner.evaluators.trainer.parts.mixture import MixtureModule
 from frontrunner.evaluators.trainer.parts.norms import make_norm
 from frontrunner.evaluators.trainer.parts.recompute import Transform, recomputed, recomputing
 from frontrunner.evaluators.trainer.parts.rotary import RotaryTable
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.attention import LatentAttention
+from frontrunner.spaces.model.feed_forward import MixtureOfExperts
+from frontrunner.spaces.model.layer import Layer
 from frontrunner.spaces.recipe import Recipe
 
 
@@ -23,14 +25,13 @@ class Block(nn.Module):
     both at once.
     """
 
-    def __init__(  # noqa: PLR0913 - what the whole model shares, and where the layer lies
+    def __init__(
         self,
-        shape: Model,
+        layer: Layer,
         rotary: RotaryTable | None,
         recipe: Recipe,
         context: ContextRanks | None,
         on_host: HostActivations | None,
-        window: int | None,
         *,
         first_position: int = 0,
     ) -> None:
@@ -38,24 +39,28 @@ class Block(nn.Module):
         self._recomputing = recomputing(recipe.recompute)
         self._on_host, self._rotary = on_host, rotary
         self._moves_kept = on_host is not None and recipe.recompute == "selective"
-        self._tiles, self._is_parallel = recipe.feed_forward_tiles, shape.parallel_residual
+        self._tiles, self._is_parallel = recipe.feed_forward_tiles, layer.parallel_residual
         self.run: Transform = self._run_recomputing
         self.attend: Transform = self._attend
-        self.attention_norm = make_norm(shape, shape.hidden)
-        if shape.key_value_rank is not None and rotary is not None:
-            self.attention: nn.Module = LatentAttention(
-                shape, rotary, context, first_position=first_position
+        hidden = layer.hidden
+        self.attention_norm = make_norm(layer.norm, hidden)
+        if isinstance(layer.attention, LatentAttention):
+            self.attention: nn.Module = LatentAttentionModule(
+                layer.attention,
+                cast("RotaryTable", rotary),
+                context,
+                first_position=first_position,
             )
         else:
-            self.attention = Attention(shape, rotary, context, window)
-        self.attention_output_norm = make_norm(shape, shape.hidden) if shape.post_norms else None
-        self.feed_forward_norm = make_norm(shape, shape.hidden)
+            self.attention = GroupedAttentionModule(layer.attention, rotary, context)
+        self.attention_output_norm = make_norm(layer.norm, hidden) if layer.post_norms else None
+        self.feed_forward_norm = make_norm(layer.norm, hidden)
         self.feed_forward = (
-            MixtureOfExperts(shape, on_host)
-            if shape.experts
-            else FeedForward(shape, shape.ffn_hidden)
+            MixtureModule(layer.feed_forward, on_host)
+            if isinstance(layer.feed_forward, MixtureOfExperts)
+            else FeedForwardModule(layer.feed_forward)
         )
-        self.feed_forward_output_norm = make_norm(shape, shape.hidden) if shape.post_norms else None
+        self.feed_forward_output_norm = make_norm(layer.norm, hidden) if layer.post_norms else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D], recomputing in the backward pass what the recipe says."""

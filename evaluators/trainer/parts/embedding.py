@@ -7,21 +7,21 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.tables import Embedding
 
 
-class Embedding(nn.Module):
+class EmbeddingModule(nn.Module):
     """Token embedding, plus learned positions where the model has them, from `first_position`
     on.
     """
 
-    def __init__(self, shape: Model, *, sequence_length: int, first_position: int) -> None:
+    def __init__(self, part: Embedding, *, sequence_length: int, first_position: int) -> None:
         super().__init__()
         self._first_position = first_position
-        self._scale = math.sqrt(shape.hidden) if shape.scaled_embedding else None
-        self.tokens = nn.Embedding(shape.padded_vocabulary, shape.hidden)
+        self._scale = math.sqrt(part.hidden) if part.scaled else None
+        self.tokens = nn.Embedding(part.padded_vocabulary, part.hidden)
         self.positions = (
-            nn.Embedding(sequence_length, shape.hidden) if shape.positions == "learned" else None
+            nn.Embedding(sequence_length, part.hidden) if part.has_learned_positions else None
         )
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from frontrunner.evaluators.trainer.parts.feed_forward import activated
 from frontrunner.evaluators.trainer.parts.host_activations import HostActivations
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.feed_forward import MixtureOfExperts
 
 
 class Experts(nn.Module):
@@ -21,16 +21,16 @@ class Experts(nn.Module):
     added up. Biases are [E, F], of `down` [E, D].
     """
 
-    def __init__(self, shape: Model, on_host: HostActivations | None = None) -> None:
+    def __init__(self, part: MixtureOfExperts, on_host: HostActivations | None = None) -> None:
         super().__init__()
         self._on_host = on_host
-        self._activation, self._is_gated = shape.activation, shape.ffn_matrices == 3
-        for part in ("gate", "up", "down") if self._is_gated else ("up", "down"):
-            matrices = nn.Linear(shape.ffn_hidden, shape.experts * shape.hidden, bias=False)
-            if shape.biases == "all":
-                width = shape.hidden if part == "down" else shape.ffn_hidden
-                matrices.bias = nn.Parameter(torch.empty(shape.experts, width))
-            self.add_module(part, matrices)
+        self._activation, self._is_gated = part.activation, part.is_gated
+        for name in ("gate", "up", "down") if self._is_gated else ("up", "down"):
+            matrices = nn.Linear(part.ffn_hidden, part.experts * part.hidden, bias=False)
+            if part.has_biases:
+                width = part.hidden if name == "down" else part.ffn_hidden
+                matrices.bias = nn.Parameter(torch.empty(part.experts, width))
+            self.add_module(name, matrices)
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """[N, D] -> [N, D] for rows sorted by expert, of which each expert that is held here has

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.feed_forward import DenseFeedForward
 
 
 def activated(activation: str, up: Tensor, gate: Tensor | None) -> Tensor:
@@ -29,19 +29,19 @@ def activated(activation: str, up: Tensor, gate: Tensor | None) -> Tensor:
     return functional.silu(gate) * up
 
 
-class FeedForward(nn.Module):
+class FeedForwardModule(nn.Module):
     """D -> ffn -> GELU -> D; or D -> ffn, twice, one gating the other -> D (as in SwiGLU, arXiv
     2002.05202).
     """
 
-    def __init__(self, shape: Model, width: int) -> None:
+    def __init__(self, part: DenseFeedForward) -> None:
         super().__init__()
-        has_biases = shape.biases == "all"
-        self._activation, self._is_gated = shape.activation, shape.ffn_matrices == 3
+        self._activation, self._is_gated = part.activation, part.is_gated
+        hidden, width, has_biases = part.hidden, part.ffn_hidden, part.has_biases
         if self._is_gated:
-            self.gate = nn.Linear(shape.hidden, width, bias=has_biases)
-        self.up = nn.Linear(shape.hidden, width, bias=has_biases)
-        self.down = nn.Linear(width, shape.hidden, bias=has_biases)
+            self.gate = nn.Linear(hidden, width, bias=has_biases)
+        self.up = nn.Linear(hidden, width, bias=has_biases)
+        self.down = nn.Linear(width, hidden, bias=has_biases)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""

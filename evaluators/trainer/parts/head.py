@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from frontrunner.evaluators.trainer.parts.embedding import Embedding
+from frontrunner.evaluators.trainer.parts.embedding import EmbeddingModule
 
 _WIDENED_LOGITS = 2**24
 
@@ -15,7 +15,7 @@ _WIDENED_LOGITS = 2**24
 class TiedHead(nn.Module):
     """The output projection that uses the token embedding's weight; it owns no parameter itself."""
 
-    def __init__(self, embedding: Embedding) -> None:
+    def __init__(self, embedding: EmbeddingModule) -> None:
         super().__init__()
         # In a tuple, so that the embedding is not registered twice and its weight keeps one name.
         self._embedding = (embedding,)

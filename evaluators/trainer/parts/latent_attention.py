@@ -12,10 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from frontrunner.evaluators.trainer.layout import ContextRanks
 from frontrunner.evaluators.trainer.parts.norms import make_norm
 from frontrunner.evaluators.trainer.parts.rotary import RotaryTable
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.attention import LatentAttention
 
 
-class LatentAttention(nn.Module):
+class LatentAttentionModule(nn.Module):
     """Causal self-attention whose keys and values come from one narrow vector per position (arXiv
     2405.04434).
 
@@ -26,7 +26,7 @@ class LatentAttention(nn.Module):
 
     def __init__(
         self,
-        shape: Model,
+        part: LatentAttention,
         rotary: RotaryTable,
         context: ContextRanks | None,
         *,
@@ -34,20 +34,20 @@ class LatentAttention(nn.Module):
     ) -> None:
         super().__init__()
         self._rotary, self._context, self._start = rotary, context, first_position
-        self._rotated, self._value = shape.rotary_width, shape.value_dim
-        self._plain = shape.head_dim - self._rotated
-        self._rank = cast("int", shape.key_value_rank)
-        factor = 1.0 if shape.rotary_scaling is None else shape.rotary_scaling.score_factor
-        self._scale = factor * shape.head_dim**-0.5
-        self._only_math = shape.attention == "math"
-        linear = partial(nn.Linear, bias=False)
-        self.query_down = linear(shape.hidden, shape.query_rank) if shape.query_rank else None
-        self.query_norm = make_norm(shape, shape.query_rank) if shape.query_rank else None
-        self.query = linear(shape.query_rank or shape.hidden, shape.q_hidden)
-        self.key_value_down = linear(shape.hidden, self._rank + self._rotated)
-        self.key_value_norm = make_norm(shape, self._rank)
-        self.key_value = linear(self._rank, shape.heads * (self._plain + self._value))
-        self.output = linear(shape.mixed_hidden, shape.hidden)
+        self._rotated, self._plain = part.rotated_width, part.plain_width
+        self._value, self._rank = part.value_dim, part.key_value_rank
+        scaling = part.rotary.scaling
+        factor = 1.0 if scaling is None else scaling.score_factor
+        self._scale = factor * part.head_dim**-0.5
+        self._only_math = part.kernel == "math"
+        linear, hidden, query_rank = partial(nn.Linear, bias=False), part.hidden, part.query_rank
+        self.query_down = linear(hidden, query_rank) if query_rank else None
+        self.query_norm = make_norm(part.norm, query_rank) if query_rank else None
+        self.query = linear(query_rank or hidden, part.q_hidden)
+        self.key_value_down = linear(hidden, self._rank + self._rotated)
+        self.key_value_norm = make_norm(part.norm, self._rank)
+        self.key_value = linear(self._rank, part.heads * (self._plain + self._value))
+        self.output = linear(part.mixed_hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""

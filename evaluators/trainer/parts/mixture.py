@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from frontrunner.evaluators.trainer.parts.experts import Experts
-from frontrunner.evaluators.trainer.parts.feed_forward import FeedForward
+from frontrunner.evaluators.trainer.parts.feed_forward import FeedForwardModule
 from frontrunner.evaluators.trainer.parts.host_activations import HostActivations
 from frontrunner.evaluators.trainer.parts.router import Router
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.feed_forward import MixtureOfExperts
 
 
 class Balance:
@@ -21,9 +21,9 @@ class Balance:
     Without an auxiliary loss (arXiv 2408.15664). No buffer, which would be rounded with the model.
     """
 
-    def __init__(self, shape: Model) -> None:
-        self._rate = shape.balancing_weight
-        self.bias = torch.zeros(shape.experts, device="cpu")
+    def __init__(self, part: MixtureOfExperts) -> None:
+        self._rate = part.balancing_weight
+        self.bias = torch.zeros(part.experts, device="cpu")
         self._tokens: list[Tensor] = []
 
     def on(self, device: torch.device) -> "Balance":
@@ -65,7 +65,7 @@ class _WithLoss(torch.autograd.Function):
         return gradients[0], torch.ones_like(ctx.like)
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureModule(nn.Module):
     """Experts and a router: each token goes through those of the highest probability, whatever the
     others get.
 
@@ -77,19 +77,15 @@ class MixtureOfExperts(nn.Module):
     the balancing loss as the model's.
     """
 
-    def __init__(self, shape: Model, on_host: HostActivations | None = None) -> None:
+    def __init__(self, part: MixtureOfExperts, on_host: HostActivations | None = None) -> None:
         super().__init__()
-        self._shape = shape
-        self._count, self._each = shape.experts, shape.experts_per_token
-        self.router = Router(shape.hidden, shape.experts, bias=shape.biases == "all")
-        self._deals = shape.routing == "uniform"
-        self.experts = Experts(shape, on_host)
-        self.shared = (
-            FeedForward(shape, shape.shared_experts * shape.ffn_hidden)
-            if shape.shared_experts
-            else None
-        )
-        self.balance = Balance(shape) if shape.balancing == "bias" else None
+        self._part = part
+        self._count, self._each = part.experts, part.experts_per_token
+        self.router = Router(part.hidden, part.experts, bias=part.has_biases)
+        self._deals = part.routing == "uniform"
+        self.experts = Experts(part, on_host)
+        self.shared = FeedForwardModule(part.shared) if part.shared else None
+        self.balance = Balance(part) if part.balancing == "bias" else None
         self.ranks: Any = None
         self.loads: list[tuple[Tensor, Tensor]] | None = None
         self.parts: list[Any] = []
@@ -100,17 +96,17 @@ class MixtureOfExperts(nn.Module):
         """[B, S, D] -> [B, S, D]."""
         tokens = x.flatten(0, 1)
         outputs = self.router(tokens)
-        scores = outputs.softmax(dim=-1) if self._shape.router == "softmax" else outputs.sigmoid()
+        scores = outputs.softmax(dim=-1) if self._part.router == "softmax" else outputs.sigmoid()
         if self._deals:
             turns = torch.arange(len(tokens) * self._each, device=x.device)
             chosen = turns.remainder(self._count).view(-1, self._each)
         else:
             chosen = self._choice(scores).topk(self._each, dim=-1).indices
         weights = scores.gather(1, chosen)
-        if self._shape.renormalized_experts:
+        if self._part.renormalized_experts:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        if self._shape.routed_scale != 1:
-            weights = weights * self._shape.routed_scale
+        if self._part.routed_scale != 1:
+            weights = weights * self._part.routed_scale
         # Rows are sorted by expert, and back by the inverse order: sums of fixed order, the same in
         # every run.
         order = chosen.flatten().argsort(stable=True)
@@ -118,7 +114,7 @@ class MixtureOfExperts(nn.Module):
         counts = order.new_zeros(self._count).index_add_(
             0, chosen.flatten(), torch.ones_like(order)
         )
-        if self._shape.balancing == "loss":
+        if self._part.balancing == "loss":
             loss = self.weigh(self._loss(scores, chosen, len(x)))
             weights = cast("Tensor", _WithLoss.apply(weights, loss))  # type: ignore[no-untyped-call]
         if self.balance is not None:
@@ -143,12 +139,12 @@ class MixtureOfExperts(nn.Module):
         choice = scores.detach()
         if self.balance is not None:
             choice = choice + self.balance.on(choice.device).bias
-        if self._shape.router_groups == 1:
+        if self._part.router_groups == 1:
             return choice
-        groups = choice.view(len(choice), self._shape.router_groups, -1)
-        is_softmax = self._shape.router == "softmax"
+        groups = choice.view(len(choice), self._part.router_groups, -1)
+        is_softmax = self._part.router == "softmax"
         best = groups.amax(dim=2) if is_softmax else groups.topk(2, dim=2).values.sum(dim=2)
-        kept = best.topk(self._shape.router_groups_kept, dim=1).indices
+        kept = best.topk(self._part.router_groups_kept, dim=1).indices
         left_out = torch.ones_like(best, dtype=torch.bool).scatter(1, kept, value=False)
         return groups.masked_fill(left_out.unsqueeze(2), -math.inf).flatten(1)
 
@@ -171,4 +167,4 @@ class MixtureOfExperts(nn.Module):
         probabilities = scores / scores.sum(dim=-1, keepdim=True)
         means = probabilities.view(sequences, -1, self._count).mean(dim=1) / self.summed
         balanced: Tensor = (tokens / positions * means).sum() / sequences
-        return self._shape.balancing_weight * self._count * balanced
+        return self._part.balancing_weight * self._count * balanced

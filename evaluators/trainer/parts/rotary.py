@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.positions import RotaryPositions
 
 
 class RotaryTable:
@@ -13,9 +13,9 @@ class RotaryTable:
     would store.
     """
 
-    def __init__(self, shape: Model, *, sequence_length: int) -> None:
-        self._shape = shape
-        self._width = shape.rotary_width or shape.head_dim
+    def __init__(self, rotary: RotaryPositions, width: int, *, sequence_length: int) -> None:
+        self._rotary = rotary
+        self._width = width
         self._sequence_length = sequence_length
         self._table: tuple[Tensor, Tensor] | None = None
 
@@ -38,16 +38,16 @@ class RotaryTable:
         if self._table is None or self._table[0].device != device:
             positions = torch.arange(self._sequence_length, device=device, dtype=torch.float32)
             angles = positions[:, None] * self._frequencies(device)[None, :]
-            scaling = self._shape.rotary_scaling
+            scaling = self._rotary.scaling
             by = 1.0 if scaling is None else scaling.magnitude
             self._table = by * angles.cos(), by * angles.sin()
         return self._table
 
     def _frequencies(self, device: torch.device) -> Tensor:
         """Radians per position [rotary width / 2]."""
-        width, scaling = self._width, self._shape.rotary_scaling
+        width, scaling = self._width, self._rotary.scaling
         pairs = torch.arange(0, width, 2, device=device, dtype=torch.float32)
-        frequencies = 1.0 / self._shape.rotary_theta ** (pairs / width)
+        frequencies = 1.0 / self._rotary.theta ** (pairs / width)
         if scaling is None:
             return frequencies
         # Turns over the original positions: few are slowed down by the factor, many are kept.
@@ -57,7 +57,7 @@ class RotaryTable:
             turns = frequencies * (positions / (2 * math.pi))
             kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
         elif scaling.kind == "yarn":
-            base = 2 * math.log(self._shape.rotary_theta)
+            base = 2 * math.log(self._rotary.theta)
             ends = [
                 width * math.log(positions / (2 * math.pi * turns)) / base
                 for turns in (scaling.beta_fast, scaling.beta_slow)
