@@ -4,7 +4,6 @@ one.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
 import os
@@ -89,7 +88,7 @@ def measure(
 
     model, estimate = planned(cell, cluster)
     values = {
-        "model": dataclasses.asdict(model),
+        "model": model.plain_keys(),
         "recipe": cell.recipe,
         "sequence_length": cell.sequence_length,
         "precision": cell.precision,
@@ -114,7 +113,7 @@ def measure(
     }
     device_tflops = cluster["peak_tflops"].get(cell.precision)
     return {
-        "layers": model.layers,
+        "layers": len(model.layers),
         "parameters": model.parameters,
         "tokens_per_s": rate,
         "model_tflops": rate * flops["mfu"] / 1e12,
@@ -144,7 +143,7 @@ def planned(cell: Cell, cluster_table: dict[str, Any]) -> tuple[Any, dict[str, A
     from frontrunner.evaluators.analytic.estimates import estimate_many
     from frontrunner.spaces.cluster import ByPrecision, Cluster
     from frontrunner.spaces.document import read_plain
-    from frontrunner.spaces.model import Model
+    from frontrunner.spaces.model.model import Model
     from frontrunner.spaces.presets import model_preset
     from frontrunner.spaces.problem import GlobalBatch, Problem
     from frontrunner.spaces.recipe import Recipe

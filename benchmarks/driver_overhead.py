@@ -39,7 +39,7 @@ from frontrunner.results.outcome import Outcome
 from frontrunner.search.listener import Ended, Listener, View
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.spaces.cluster import ByPrecision, Cluster
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space
@@ -117,7 +117,7 @@ def resident_bytes() -> int:
 
 def campaign(trials: int, nodes: int, strategy: str) -> CampaignSpec:
     """A space of 209,088 legal recipes on 128 simulated nodes; 133,555 of them may fit."""
-    model = Model(
+    model = Model.from_keys(
         name="bench",
         layers=96,
         hidden=8192,

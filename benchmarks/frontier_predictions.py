@@ -33,7 +33,7 @@ from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 from frontrunner.spaces.document import read_plain
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.presets import cluster_preset, model_preset
 from frontrunner.spaces.problem import GlobalBatch, Problem, SoftwareSettings
 from frontrunner.spaces.recipe import Recipe
@@ -160,9 +160,9 @@ def study() -> list[Line]:
         model, length = problem.model, problem.sequence_length
         # As published: recompute is one more forward pass of every layer (arXiv 2104.04473,
         # equation 3).
-        flops = model.model_flops_per_token(length) + model.layers * model.layer_flops_per_token(
-            length
-        )
+        flops = model.model_flops_per_token(length) + len(
+            model.layers
+        ) * model.layer_flops_per_token(length)
         peak = problem.cluster.peak_flops("fp16") or 0.0
         told = tokens_per_s_per_device(recipe, problem) * flops / peak
         lines.append(

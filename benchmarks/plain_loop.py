@@ -25,7 +25,7 @@ from torch.utils.checkpoint import (
 )
 from trainer_side import BETAS, CLIP_NORM, LEARNING_RATE, WEIGHT_DECAY
 
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 KEPT = [
@@ -56,17 +56,17 @@ def recomputing(recompute: str, function: Any, *inputs: Any) -> Any:
 
 
 def norm_of(model: Model, width: int) -> nn.Module:
-    if model.norm == "rmsnorm":
-        return nn.RMSNorm(width, eps=model.norm_epsilon)
-    return nn.LayerNorm(width, eps=model.norm_epsilon, bias=model.biases == "all")
+    if model.norm.kind == "rmsnorm":
+        return nn.RMSNorm(width, eps=model.norm.epsilon)
+    return nn.LayerNorm(width, eps=model.norm.epsilon, bias=model.norm.has_biases)
 
 
 def rotary_table(model: Model, length: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines [S, head width / 2]."""
-    frequencies = model.rotary_theta ** (
-        -torch.arange(0, model.head_dim, 2).float() / model.head_dim
+    frequencies = model.rotary.theta ** (
+        -torch.arange(0, model.attention.head_dim, 2).float() / model.attention.head_dim
     )
-    if (scaling := model.rotary_scaling) is not None:
+    if (scaling := model.rotary.scaling) is not None:
         low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
         turns = scaling.original_positions * frequencies / (2 * math.pi)
         kept = ((turns - low) / (high - low)).clamp(0, 1)
@@ -87,39 +87,40 @@ class PlainBlock(nn.Module):
     def __init__(self, model: Model, recompute: str) -> None:
         super().__init__()
         self.model, self.recompute = model, recompute
-        heads, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        every, of_qkv = model.biases == "all", model.biases != "none"
+        attention, width = model.attention, model.attention.head_dim
+        heads, kv = attention.q_hidden, attention.kv_hidden
+        every, of_qkv = model.feed_forward.has_biases, attention.biases != "none"
         self.norm_1, self.norm_2 = norm_of(model, model.hidden), norm_of(model, model.hidden)
-        self.q_norm = norm_of(model, model.head_dim) if model.qk_norm else nn.Identity()
-        self.k_norm = norm_of(model, model.head_dim) if model.qk_norm else nn.Identity()
+        self.q_norm = norm_of(model, width) if attention.qk_norm else nn.Identity()
+        self.k_norm = norm_of(model, width) if attention.qk_norm else nn.Identity()
         self.q = nn.Linear(model.hidden, heads, bias=of_qkv)
         self.k, self.v = (nn.Linear(model.hidden, kv, bias=of_qkv) for _ in range(2))
         self.o = nn.Linear(heads, model.hidden, bias=every)
-        self.up = nn.Linear(model.hidden, model.ffn_hidden, bias=every)
+        self.up = nn.Linear(model.hidden, model.feed_forward.ffn_hidden, bias=every)
         self.gate = (
-            nn.Linear(model.hidden, model.ffn_hidden, bias=every)
-            if model.activation == "swiglu"
+            nn.Linear(model.hidden, model.feed_forward.ffn_hidden, bias=every)
+            if model.feed_forward.activation == "swiglu"
             else None
         )
-        self.down = nn.Linear(model.ffn_hidden, model.hidden, bias=every)
+        self.down = nn.Linear(model.feed_forward.ffn_hidden, model.hidden, bias=every)
 
     def forward(self, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
         return recomputing(self.recompute, self.body, x, table)  # type: ignore[no-any-return]
 
     def body(self, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
-        heads = (*x.shape[:2], -1, self.model.head_dim)
+        heads = (*x.shape[:2], -1, self.model.attention.head_dim)
         normed = self.norm_1(x)
         q, k = self.q_norm(self.q(normed).view(heads)), self.k_norm(self.k(normed).view(heads))
         q, k, v = (part.transpose(1, 2) for part in (q, k, self.v(normed).view(heads)))
         if table is not None:
             q, k = rotated(q, table), rotated(k, table)
-        grouped = self.model.kv_heads < self.model.heads
+        grouped = self.model.attention.kv_heads < self.model.attention.heads
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         x = x + self.o(mixed.transpose(1, 2).flatten(2))
         normed = self.norm_2(x)
         if self.gate is not None:
             return x + self.down(functional.silu(self.gate(normed)) * self.up(normed))  # type: ignore[no-any-return]
-        approximate = "tanh" if self.model.activation == "gelu_tanh" else "none"
+        approximate = "tanh" if self.model.feed_forward.activation == "gelu_tanh" else "none"
         return x + self.down(functional.gelu(self.up(normed), approximate=approximate))  # type: ignore[no-any-return]
 
 
@@ -130,14 +131,16 @@ class PlainModel(nn.Module):
 
     def __init__(self, model: Model, cell: Cell) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(model.padded_vocabulary, model.hidden)
-        learned = model.positions == "learned"
+        self.embedding = nn.Embedding(model.embedding.padded_vocabulary, model.hidden)
+        learned = model.embedding.positions == "learned"
         self.positions = nn.Embedding(cell.sequence_length, model.hidden) if learned else None
         self.table = None if learned else rotary_table(model, cell.sequence_length)
-        self.blocks = nn.ModuleList(PlainBlock(model, cell.recompute) for _ in range(model.layers))
+        self.blocks = nn.ModuleList(
+            PlainBlock(model, cell.recompute) for _ in range(len(model.layers))
+        )
         self.norm = norm_of(model, model.hidden)
-        self.head = nn.Linear(model.hidden, model.padded_vocabulary, bias=False)
-        if model.tied_embeddings:
+        self.head = nn.Linear(model.hidden, model.embedding.padded_vocabulary, bias=False)
+        if model.head.tied:
             self.head.weight = self.embedding.weight
         for weight in self.parameters():
             if weight.dim() == 2:
@@ -164,7 +167,7 @@ def torchtitan_model(cell: Cell, model: Model, device: torch.device) -> nn.Modul
     config = llama3_configs[{"llama-3.2-1b": "1B", "llama-3-8b": "8B"}[cell.model]](
         attn_backend="varlen"
     )
-    config.layers = config.layers[: model.layers]
+    config.layers = config.layers[: len(model.layers)]
     for layer in config.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
     with torch.device("meta"):

@@ -48,7 +48,7 @@ from frontrunner.results.states import TrialState
 from frontrunner.results.store import open_store
 from frontrunner.search.spec import Budget, CampaignSpec, SearchSettings
 from frontrunner.spaces.cluster import ByPrecision, Cluster
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.space import Space
 from frontrunner.store import LocalStore
@@ -93,7 +93,7 @@ class Found:
 
 def campaign(probes: int, nodes: int) -> CampaignSpec:
     """Recipes on 1 to 64 nodes each, more than are probed, in random order."""
-    model = Model(
+    model = Model.from_keys(
         name="bench",
         layers=96,
         hidden=4096,

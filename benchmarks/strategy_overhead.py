@@ -31,7 +31,7 @@ from frontrunner.evaluators.analytic.estimates import plan
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.search.strategy import Strategy, Told, make_strategy
 from frontrunner.spaces.cluster import ByPrecision, Cluster
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
@@ -61,7 +61,7 @@ class Cost:
 
 def large_survey() -> Survey:
     """A space of more than 10,000 legal recipes."""
-    model = Model(
+    model = Model.from_keys(
         name="bench",
         layers=64,
         hidden=8192,
@@ -174,7 +174,7 @@ def bytes_kept(name: str, survey: Survey) -> float:
 
 def largest_space() -> tuple[Problem, Space]:
     """A problem on 1,024 devices, and a space of 17.7 million points."""
-    model = Model(
+    model = Model.from_keys(
         name="bench",
         layers=96,
         hidden=12288,

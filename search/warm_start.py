@@ -28,7 +28,7 @@ from frontrunner.search.spec import CampaignSpec
 from frontrunner.search.strategy import Evidence
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput, StoreUnusable
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.presets import known_device
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -251,7 +251,7 @@ def _why_no_evidence(earlier: Earlier, spec: CampaignSpec) -> str | None:
 def is_close(one: Model, other: Model) -> bool:
     """Return whether two models are of close shape."""
     return (
-        one.ffn_matrices == other.ffn_matrices
+        one.feed_forward.matrices == other.feed_forward.matrices
         and _ratio(one.parameters, other.parameters) <= CLOSE_PARAMETERS
         and _ratio(one.hidden, other.hidden) <= CLOSE_HIDDEN
     )

@@ -11,11 +11,13 @@ import math
 import os
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from frontrunner.spaces.model.keys import REQUIRED
+from frontrunner.spaces.model.model import KEYS, Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import STORED_NAMES, Recipe, current_fields
 
@@ -39,7 +41,9 @@ def identity(problem: Problem, recipe: Recipe) -> dict[str, Any]:
     return {
         "version": DOCUMENT_VERSION,
         "model": {
-            key: value for key, value in _off_default(problem.model).items() if key != "name"
+            key: _plain(value)
+            for key, value in problem.model.stated_keys().items()
+            if key != "name"
         },
         "cluster": {
             key: getattr(cluster, key) for key in ("device", "backend", "devices_per_node")
@@ -63,6 +67,21 @@ def _plain(item: Any) -> Any:
     if isinstance(item, tuple):
         return [_plain(one) for one in item]
     return _off_default(item) if is_dataclass(item) else item
+
+
+def as_table(value: Any) -> Any:
+    """Return a value with every dataclass in it as a dictionary, as `dataclasses.asdict` does, and
+    every model as its keys.
+    """
+    if isinstance(value, Model):
+        return value.plain_keys()
+    if is_dataclass(value):
+        return {f.name: as_table(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, list | tuple):
+        return type(value)(as_table(item) for item in value)
+    if isinstance(value, dict):
+        return {key: as_table(item) for key, item in value.items()}
+    return value
 
 
 def finite_or_none(value: float | None) -> float | None:
@@ -140,6 +159,16 @@ def recipe_ids(problem: Problem, recipes: RecipeColumns) -> Iterator[str]:
             yield found.hexdigest()[:ID_LENGTH]
 
 
+def _read_table(
+    kinds: Mapping[str, Any], required: Set[str], table: Mapping[str, Any], name: str
+) -> dict[str, Any]:
+    if unknown := set(table) - set(kinds):
+        raise ValueError(f"{name}.{min(unknown)} is not a key; {name} has {', '.join(kinds)}")
+    if missing := required - set(table):
+        raise ValueError(f"{name}.{min(missing)} is missing")
+    return {key: read_plain(kinds[key], item, f"{name}.{key}") for key, item in table.items()}
+
+
 def read_plain(kind: Any, value: Any, name: str) -> Any:
     """Return a value of plain JSON as the annotated type `kind`, strictly; `name` is the key's full
     name.
@@ -159,18 +188,17 @@ def read_plain(kind: Any, value: Any, name: str) -> Any:
             read_plain(arms[0], item, f"{name}[{place}]") for place, item in enumerate(value)
         )
     is_table = is_dataclass(kind)
+    if kind is Model and isinstance(value, dict):
+        kinds = {key: one.type for key, one in KEYS.items()}
+        needed = {key for key, one in KEYS.items() if one.default is REQUIRED}
+        return Model.from_keys(**_read_table(kinds, needed, value, name))
     if is_table and isinstance(value, dict):
         table, hints = (
             current_fields(value) if kind is Recipe else value,
             typing.get_type_hints(kind),
         )
-        if unknown := set(table) - set(hints):
-            raise ValueError(f"{name}.{min(unknown)} is not a key; {name} has {', '.join(hints)}")
-        if missing := {f.name for f in fields(kind) if f.default is MISSING} - set(table):
-            raise ValueError(f"{name}.{min(missing)} is missing")
-        return kind(
-            **{key: read_plain(hints[key], item, f"{name}.{key}") for key, item in table.items()}
-        )
+        required = {f.name for f in fields(kind) if f.default is MISSING}
+        return kind(**_read_table(hints, required, table, name))
     accepted = (int, float) if kind is float else kind
     if (
         value not in arms

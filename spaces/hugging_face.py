@@ -9,14 +9,15 @@ belong to no model's shape.
 from __future__ import annotations
 
 import math
-import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.attention import LatentAttention
+from frontrunner.spaces.model.model import KEYS, Model
+from frontrunner.spaces.model.positions import RotaryScaling
 
 Table = dict[str, Any]
 
@@ -437,10 +438,8 @@ def _check_values(given: Mapping[str, Any], architecture: Architecture) -> None:
     """Raise `InvalidInput` for a value of another kind than its key's: the model's field of that
     key says which.
     """
-    of_fields = typing.get_type_hints(Model)
-    kinds = {key: of_fields[own] for own, key in architecture.names.items()} | {
-        "use_sliding_window": bool
-    }
+    kinds: dict[str, Any] = {key: KEYS[own].type for own, key in architecture.names.items()}
+    kinds["use_sliding_window"] = bool
     kinds |= dict.fromkeys(_COUNTS, int)
     needed = [architecture.names[own] for own in NEEDED]
     for key, kind in kinds.items():
@@ -493,10 +492,10 @@ def config_of_model(model: Model, *, positions: int) -> Table:
     """
     differing: dict[str, dict[str, Any]] = {}
     for kind in CLASSES:
-        wanted = replace(model, max_positions=positions)
+        wanted = model.with_keys(max_positions=positions)
         try:
             if ARCHITECTURES[kind].model.get("biases") == "all":
-                wanted = replace(wanted, biases="all")
+                wanted = wanted.with_keys(biases="all")
             config = _config_as(kind, wanted)
             table = model_of_config(config)
             read = read_plain(
@@ -507,13 +506,14 @@ def config_of_model(model: Model, *, positions: int) -> Table:
         except ValueError:  # that architecture has no such value
             continue
         first, second = _function(wanted), _function(read)
-        if read.key_value_rank is not None:
+        if isinstance(read.attention, LatentAttention):
             second["norm_epsilon"] = LATENT_EPSILON
         differing[kind] = {key: second[key] for key in first if first[key] != second[key]}
         if not differing[kind]:
             return config
     nearest = min(differing, key=lambda kind: len(differing[kind]))
-    values = ", ".join(f"model.{key} = {shown(getattr(model, key))}" for key in differing[nearest])
+    keys = model.keys()
+    values = ", ".join(f"model.{key} = {shown(keys[key])}" for key in differing[nearest])
     instead = ", ".join(
         f"model.{key} = {shown(value)}" for key, value in differing[nearest].items()
     )
@@ -527,14 +527,13 @@ def config_of_model(model: Model, *, positions: int) -> Table:
 def _function(model: Model) -> dict[str, Any]:
     """Return the fields of a model that its logits depend on."""
     trained = ("name", "vocabulary_multiple", "routing", "balancing_weight", "attention")
-    found = {key: value for key, value in asdict(model).items() if key not in trained}
-    found["balancing"] = model.balancing == "bias"
-    if model.positions != "rotary":
+    found = {key: value for key, value in model.plain_keys().items() if key not in trained}
+    found["balancing"] = model.mixture is not None and model.mixture.balancing == "bias"
+    if model.rotary is None:
         found["rotary_theta"] = None
-    if (scaling := model.rotary_scaling) is not None:
-        found["rotary_scaling"] = {
-            key: found["rotary_scaling"][key] for key in ("kind", *_ROTARY_SCALING[scaling.kind])
-        }
+    elif (scaling := model.rotary.scaling) is not None:
+        names = ("kind", *_ROTARY_SCALING[scaling.kind])
+        found["rotary_scaling"] = {key: getattr(scaling, key) for key in names}
         if scaling.kind == "yarn":
             derived = {"attention_factor": scaling.magnitude, "score_factor": scaling.score_factor}
             found["rotary_scaling"] |= {
@@ -548,12 +547,11 @@ def _function(model: Model) -> dict[str, Any]:
 
 def _config_as(kind: str, model: Model) -> Table:
     architecture = ARCHITECTURES[kind]
-    own = asdict(model) | {
-        "head_width": model.head_dim - (model.rotary_width if model.key_value_rank else 0),
-        "value_width": model.value_dim,
-        "dense_ffn_hidden": model.dense_ffn_hidden or model.ffn_hidden,
-        "query_scalar": model.query_scalar or model.head_dim,
-    }
+    own = model.keys()
+    own["head_width"] = model.attention.plain_width
+    own["value_width"] = model.attention.value_dim
+    own["dense_ffn_hidden"] = (model.dense or model.feed_forward).ffn_hidden
+    own["query_scalar"] = own["query_scalar"] or model.attention.head_dim
     config: Table = {"architectures": [CLASSES[kind]], "model_type": kind, **architecture.only}
     # What the architecture fixes stays as it has it, so that the difference is seen by its name.
     names = architecture.names.items()
@@ -563,9 +561,9 @@ def _config_as(kind: str, model: Model) -> Table:
     if "activation" not in architecture.model:
         words = {own: word for word, own in reversed(ACTIVATIONS.items())}  # the first word of each
         key = "activation_function" if kind == "gpt2" else "hidden_act"
-        config[key] = words.get(model.activation, "gelu")
+        config[key] = words.get(model.feed_forward.activation, "gelu")
     if kind == "deepseek_v2":
-        config["topk_method"] = "greedy" if model.router_groups == 1 else "group_limited_greedy"
+        config["topk_method"] = "greedy" if own["router_groups"] == 1 else "group_limited_greedy"
     config |= _windows_as(architecture, model)
     return config | (
         {} if architecture.model.get("positions") == "learned" else _rotary_as(kind, model)
@@ -575,28 +573,25 @@ def _config_as(kind: str, model: Model) -> Table:
 def _windows_as(architecture: Architecture, model: Model) -> Table:
     if not architecture.has_windows:
         return {}
-    found: Table = {"sliding_window": model.attention_window}
+    found: Table = {"sliding_window": model.attention.window}
     if "use_sliding_window" in architecture.defaults:
-        found["use_sliding_window"] = model.attention_window is not None
+        found["use_sliding_window"] = model.attention.window is not None
     if architecture.types_layers and (architecture.full_every or found["use_sliding_window"]):
-        of_layers = [model.window_of(layer) for layer in range(model.layers)]
         found["layer_types"] = [
-            "full_attention" if one is None else "sliding_attention" for one in of_layers
+            _FULL if layer.attention.window is None else _WINDOW for layer in model.layers
         ]
     return found
 
 
 def _rotary_as(kind: str, model: Model) -> Table:
+    own, width = model.keys(), model.attention.head_dim
     if kind == "gpt_neox":
-        share = (model.rotary_width or model.head_dim) / model.head_dim
-        return {"rotary_emb_base": model.rotary_theta, "rotary_pct": share}
-    found: Table = {"rope_theta": model.rotary_theta}
-    if (
-        model.window_rotary_theta is not None
-        and "rope_local_base_freq" in ARCHITECTURES[kind].defaults
-    ):
-        found["rope_local_base_freq"] = model.window_rotary_theta
-    scaling = model.rotary_scaling
+        share = (own["rotary_width"] or width) / width
+        return {"rotary_emb_base": own["rotary_theta"], "rotary_pct": share}
+    found: Table = {"rope_theta": own["rotary_theta"]}
+    if own["window_rotary_theta"] and "rope_local_base_freq" in ARCHITECTURES[kind].defaults:
+        found["rope_local_base_freq"] = own["window_rotary_theta"]
+    scaling: RotaryScaling | None = own["rotary_scaling"]
     if scaling is None:  # where null stands for the architecture's own
         is_own = "rope_scaling" in ARCHITECTURES[kind].defaults
         return found | {"rope_scaling": {"rope_type": "default"} if is_own else None}

@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from frontrunner.spaces.model.attention import LatentAttention
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, SPLIT_BACKWARD_SCHEDULES, Recipe
 from frontrunner.spaces.trainers import (
@@ -99,10 +100,10 @@ def _equal_shares(recipe: Recipe, problem: Problem) -> Refusals:
     if recipe.devices > problem.cluster.devices:
         yield "devices", f"{recipe.devices} devices of {problem.cluster.devices} in the cluster"
     parts = (
-        ("heads", model.heads),
-        ("ffn_hidden", model.ffn_hidden),
-        ("dense_ffn_hidden", model.dense_ffn_hidden or 0),
-        ("padded vocabulary", model.padded_vocabulary),
+        ("heads", model.attention.heads),
+        ("ffn_hidden", model.feed_forward.ffn_hidden),
+        ("dense_ffn_hidden", model.dense.ffn_hidden if model.dense else 0),
+        ("padded vocabulary", model.embedding.padded_vocabulary),
     )
     for part, size in parts:
         if size % tp:
@@ -123,7 +124,7 @@ def _equal_positions(recipe: Recipe, problem: Problem) -> Refusals:
 def _context_heads(recipe: Recipe, problem: Problem) -> Refusals:
     """The built-in trainer's context ranks exchange positions for heads."""
     model, tp, cp = problem.model, recipe.tensor_parallel, recipe.context_parallel
-    heads, kv_heads = model.heads // tp, max(1, model.kv_heads // tp)
+    heads, kv_heads = model.attention.heads // tp, max(1, model.attention.kv_heads // tp)
     code, of_rank = "context-parallel-heads", "heads of a tensor-parallel rank"
     if heads % cp:
         yield code, f"context_parallel {cp} does not divide the {heads} {of_rank}"
@@ -137,7 +138,7 @@ def _context_heads(recipe: Recipe, problem: Problem) -> Refusals:
 @universal
 def _stages_and_batch(recipe: Recipe, problem: Problem) -> Refusals:
     """Every stage has a layer, and a step has the problem's batch."""
-    layers, schedule, chunks = problem.model.layers, recipe.schedule, recipe.virtual_stages
+    layers, schedule, chunks = len(problem.model.layers), recipe.schedule, recipe.virtual_stages
     pp = recipe.pipeline_parallel
     if recipe.stages > layers:
         yield "too-many-stages", f"{recipe.stages} pipeline stages for {layers} layers"
@@ -186,12 +187,12 @@ def _experts_engine(recipe: Recipe, problem: Problem) -> Refusals:
     """Only the torch engine trains latent attention and experts."""
     if recipe.engine == "torch":
         return
-    if problem.model.key_value_rank is not None:
+    if isinstance(problem.model.attention, LatentAttention):
         yield (
             "latent-engine",
             f"the {recipe.engine} engine trains no latent attention; use engine torch",
         )
-    if problem.model.experts:
+    if problem.model.mixture:
         yield (
             "experts-engine",
             f"the {recipe.engine} engine trains no mixture of experts; use engine torch",
@@ -203,22 +204,20 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:
     """Ranks of a stage share whole experts, or equal parts of each."""
     model, e, tp = problem.model, recipe.expert_parallel, recipe.tensor_parallel
     etp, sharing = recipe.expert_tensor_parallel, recipe.expert_ranks
-    experts = model.experts
-    if not experts:
+    mixture = model.mixture
+    if mixture is None:
         if sharing > 1:
             key, degree = ("expert_parallel", e) if e > 1 else ("expert_tensor_parallel", etp)
             yield "experts-none", f"{key} {degree} for a model without experts"
         return
+    experts, width = mixture.experts, mixture.ffn_hidden
     ranks = tp * recipe.copies
     if experts % e:
         text = f"expert_parallel {e} does not divide the {experts} experts"
         yield "experts-divide", f"{text}; {next_lower(e, experts)} does"
-    if model.ffn_hidden % etp:
-        text = (
-            f"expert_tensor_parallel {etp} does not divide ffn_hidden {model.ffn_hidden} of an"
-            " expert"
-        )
-        yield "experts-width", f"{text}; {next_lower(etp, model.ffn_hidden)} does"
+    if width % etp:
+        text = f"expert_tensor_parallel {etp} does not divide ffn_hidden {width} of an expert"
+        yield "experts-width", f"{text}; {next_lower(etp, width)} does"
     if ranks % sharing:
         degrees = (
             f"expert_parallel {e}"
@@ -234,12 +233,12 @@ def _experts(recipe: Recipe, problem: Problem) -> Refusals:
 def _experts_layer(recipe: Recipe, problem: Problem) -> Refusals:
     """Limits of the built-in trainer's layer of experts."""
     model, tp = problem.model, recipe.tensor_parallel
-    if not model.experts:
+    if model.mixture is None:
         return
     if tp > 1 and not (recipe.sequence_parallel and recipe.expert_ranks > 1):
         needed = "sequence_parallel, and expert_parallel or expert_tensor_parallel > 1"
         yield "experts-tensor", f"with experts, tensor_parallel {tp} needs {needed}"
-    if model.balancing == "loss" and recipe.feed_forward_tiles > 1:
+    if model.mixture.balancing == "loss" and recipe.feed_forward_tiles > 1:
         text = (
             f"in {recipe.feed_forward_tiles} feed_forward_tiles a loss that balances a sequence"
             " sees parts of it"
@@ -256,10 +255,10 @@ def _experts_layer(recipe: Recipe, problem: Problem) -> Refusals:
 def _spread_experts(recipe: Recipe, problem: Problem) -> Refusals:
     """Experts are averaged over other ranks than the rest."""
     p, g, o = recipe.sharding.degrees
-    if recipe.expert_ranks == 1 or not problem.model.experts:
+    if recipe.expert_ranks == 1 or problem.model.mixture is None:
         return
     key = "expert_parallel" if recipe.expert_parallel > 1 else "expert_tensor_parallel"
-    if problem.model.biases == "all" and recipe.expert_tensor_parallel > 1:
+    if problem.model.mixture.has_biases and recipe.expert_tensor_parallel > 1:
         text = (
             "each rank of expert_tensor_parallel would add an expert's last bias to what all of"
             " them sum up"
@@ -280,7 +279,7 @@ def _spread_experts(recipe: Recipe, problem: Problem) -> Refusals:
 
 
 def _tied(recipe: Recipe, problem: Problem) -> Refusals:
-    if problem.model.tied_embeddings and recipe.pipeline_parallel > 1:
+    if problem.model.head.tied and recipe.pipeline_parallel > 1:
         yield "tied-pipeline", "tied embeddings need the first and last stage on one rank"
 
 
@@ -442,19 +441,23 @@ def _fp8_sizes(recipe: Recipe, problem: Problem) -> Refusals:
         * (problem.sequence_length // recipe.context_parallel)
         // recipe.feed_forward_tiles
     )
-    kv = model.head_dim * max(1, model.kv_heads // tp)
-    sizes = {"hidden": model.hidden, "width of queries": model.q_hidden // tp, "width of keys": kv}
-    if not model.experts:
-        sizes["ffn_hidden"] = model.ffn_hidden // tp
-    if model.shared_experts:
-        sizes["width of shared experts"] = model.shared_experts * model.ffn_hidden // tp
-    if model.dense_ffn_hidden:
-        sizes["dense_ffn_hidden"] = model.dense_ffn_hidden // tp
-    if model.key_value_rank:
+    kv = model.attention.head_dim * max(1, model.attention.kv_heads // tp)
+    sizes = {
+        "hidden": model.hidden,
+        "width of queries": model.attention.q_hidden // tp,
+        "width of keys": kv,
+    }
+    if model.mixture is None:
+        sizes["ffn_hidden"] = model.feed_forward.ffn_hidden // tp
+    elif model.mixture.shared_experts:
+        sizes["width of shared experts"] = model.mixture.shared_width // tp
+    if model.dense is not None:
+        sizes["dense_ffn_hidden"] = model.dense.ffn_hidden // tp
+    if isinstance(model.attention, LatentAttention):
         sizes |= {
-            "key_value_rank": model.key_value_rank,
-            "query_rank": model.query_rank or 0,
-            "rotary_width": model.rotary_width,
+            "key_value_rank": model.attention.key_value_rank,
+            "query_rank": model.attention.query_rank or 0,
+            "rotary_width": model.attention.rotated_width,
         }
     if uneven := [
         f"{name} {size}" for name, size in (sizes | {"tokens": tokens}).items() if size % multiple
@@ -575,17 +578,21 @@ def _deepspeed_parallel(recipe: Recipe, _: Problem) -> Refusals:
 
 def _deepspeed_tensor(recipe: Recipe, problem: Problem) -> Refusals:
     """The built-in trainer's layers under DeepSpeed's AutoTP, which cuts whole heads."""
-    tp, kv_heads, engine = recipe.tensor_parallel, problem.model.kv_heads, "the deepspeed engine"
+    tp, kv_heads, engine = (
+        recipe.tensor_parallel,
+        problem.model.attention.kv_heads,
+        "the deepspeed engine",
+    )
     if recipe.sequence_parallel:
         yield "deepspeed-sequence-parallel", f"{engine} has no sequence parallelism"
     if kv_heads % tp:
         yield "deepspeed-kv-heads", f"{engine} cannot cut {kv_heads} kv heads over {tp} ranks"
-    if tp > 1 and problem.model.attention_sinks:
+    if tp > 1 and problem.model.attention.sinks:
         yield (
             "deepspeed-sinks",
             f"{engine} does not split attention_sinks over the ranks that split the heads",
         )
-    if tp > 1 and problem.model.qk_norm:
+    if tp > 1 and problem.model.attention.qk_norm:
         text = (
             f"{engine} does not sum the gradients of qk_norm over its ranks, each of which has"
             " other heads"
@@ -734,10 +741,11 @@ def marks(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
     if cp > 1 and span * cp > per_node:
         spread = f"tensor_parallel {span} x" if span == tp else f"groups of {span} ranks x"
         yield Reason("cp-beyond-node", f"{spread} context_parallel {cp} {crosses}")
-    if tp > model.kv_heads:
-        copies = tp // model.kv_heads
+    if tp > model.attention.kv_heads:
+        copies = tp // model.attention.kv_heads
         yield Reason(
-            "kv-replicated", f"each of {model.kv_heads} kv heads is held by {copies} ranks"
+            "kv-replicated",
+            f"each of {model.attention.kv_heads} kv heads is held by {copies} ranks",
         )
     runs_again = recipe.recompute == "full" or recipe.feed_forward_tiles > 1
     if runs_again and recipe.schedule in SPLIT_BACKWARD_SCHEDULES:
@@ -746,9 +754,9 @@ def marks(recipe: Recipe, problem: Problem) -> Iterator[Reason]:
             " again several times"
         )
         yield Reason("split-backward-recompute", text)
-    if not recipe.layers_per_stage and (more := model.layers % stages):
+    if not recipe.layers_per_stage and (more := len(model.layers) % stages):
         first = f"the first {more} hold" if more > 1 else "the first holds"
-        text = f"{model.layers} layers over {stages} stages: {first} one more"
+        text = f"{len(model.layers)} layers over {stages} stages: {first} one more"
         yield Reason("uneven-stages", text)
     if recipe.devices < devices:
         yield Reason("idle-devices", f"{devices - recipe.devices} of {devices} devices stay idle")

@@ -13,7 +13,7 @@ from frontrunner.spaces.errors import (
     require_at_least,
     require_one_of,
 )
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.recipe import Recipe
 
 TOLERANCES = ("rounding", "quantized")
@@ -170,10 +170,14 @@ class Problem:
             "problem.billion_tokens", self.billion_tokens, "a number above 0, or no entry"
         )
         require_one_of("problem", "tolerance", self.tolerance, TOLERANCES)
-        limit = self.model.max_positions
-        if self.model.positions == "learned" and limit is None:
+        limit = self.model.embedding.max_positions
+        if self.model.embedding.positions == "learned" and limit is None:
             raise bad_value("model.max_positions", None, "the number of learned positions")
-        if self.model.positions == "learned" and limit is not None and self.sequence_length > limit:
+        if (
+            self.model.embedding.positions == "learned"
+            and limit is not None
+            and self.sequence_length > limit
+        ):
             raise bad_value(
                 "problem.sequence_length",
                 self.sequence_length,
@@ -209,4 +213,6 @@ class Problem:
         does.
         """
         stated = self.software.attention
-        return self.model.attention == "flash" if stated is None else stated.startswith("flash")
+        return (
+            self.model.attention.kernel == "flash" if stated is None else stated.startswith("flash")
+        )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from frontrunner.spaces.custom import CustomKnob
 from frontrunner.spaces.display import Displayed
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown
 from frontrunner.spaces.legality import Reason
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import KEYS
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import (
     DIMENSIONS,
@@ -108,7 +108,7 @@ def recipe_at(
 
 def own_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
     """Return the balanced layers of a recipe's stages; none where they are the even ones."""
-    layers, stages = problem.model.layers, recipe.stages
+    layers, stages = len(problem.model.layers), recipe.stages
     # Rules refuse more stages than layers; a balanced split that is the even one is no other
     # recipe.
     if recipe.pipeline_parallel == 1 or stages > layers:
@@ -149,11 +149,7 @@ class Space(ReadsEarlierNames, _Choices):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         for name, knob in self.custom.items():
-            if (
-                name in DIMENSIONS
-                or hasattr(Recipe, name)
-                or name in {one.name for one in fields(Model)}
-            ):
+            if name in DIMENSIONS or hasattr(Recipe, name) or name in KEYS:
                 expected = (
                     "another name: a recipe or a model has something of its own that is called so"
                 )
@@ -225,14 +221,18 @@ def usual_space(problem: Problem) -> Space:
     cluster, batch, model = problem.cluster, problem.global_batch, problem.model
     devices, several = cluster.devices, cluster.nodes > 1
     # Of a rack's 72 devices, only degrees that heads and widths divide by are legal.
-    ways = tuple(ranks for ranks in divisors(cluster.devices_per_node) if model.heads % ranks == 0)
-    split = tuple(ranks for ranks in ways if model.ffn_hidden % ranks == 0)
+    ways = tuple(
+        ranks for ranks in divisors(cluster.devices_per_node) if model.attention.heads % ranks == 0
+    )
+    split = tuple(ranks for ranks in ways if model.feed_forward.ffn_hidden % ranks == 0)
     hybrid = (
         (f"hybrid-{cluster.devices_per_node}",) if several and cluster.devices_per_node > 1 else ()
     )
     found: dict[str, Any] = {
         "tensor_parallel": split,
-        "pipeline_parallel": tuple(ranks for ranks in divisors(devices) if ranks <= model.layers),
+        "pipeline_parallel": tuple(
+            ranks for ranks in divisors(devices) if ranks <= len(model.layers)
+        ),
         "context_parallel": ways if problem.sequence_length >= LONG_SEQUENCE else (1,),
         "micro_batch_seqs": tuple(
             size for size in divisors(batch.maximum) if size <= LARGEST_MICRO_BATCH
@@ -246,9 +246,13 @@ def usual_space(problem: Problem) -> Space:
         "recompute": RECOMPUTES,
         "sequence_parallel": (False, True),
         "expert_parallel": tuple(
-            ranks for ranks in divisors(max(1, model.experts)) if ranks <= devices
+            ranks
+            for ranks in divisors(model.mixture.experts if model.mixture else 1)
+            if ranks <= devices
         ),
-        "expert_tensor_parallel": split if model.experts and model.biases != "all" else (1,),
+        "expert_tensor_parallel": (
+            split if model.mixture and not model.mixture.has_biases else (1,)
+        ),
     }
     return Space(**found)
 

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import V_SHAPED_SCHEDULES, Recipe
 
@@ -74,21 +74,22 @@ def balanced_layers(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
     head_flops += (4.0 if recipe.recompute == "full" else 3.0) * model.mtp_flops_per_token(
         problem.sequence_length
     )
-    rows = model.padded_vocabulary + (
-        problem.sequence_length if model.positions == "learned" else 0
-    )
+    rows = model.embedding.padded_vocabulary
+    if model.embedding.has_learned_positions:
+        rows += problem.sequence_length
     return _balance(
-        model.layers,
+        len(model.layers),
         tuple(rank_of_stage(recipe, stage) for stage in range(recipe.stages)),
         head_layers=head_flops / layer_flops,
-        embedding_layers=rows * model.hidden / model.matmul_parameters_per_layer,
+        embedding_layers=rows * model.hidden / model.layers[-1].matmul_parameters,
         head_parameter_layers=head_layers(model),
     )
 
 
 def head_layers(model: Model) -> float:
     """Return the parameters of the head over those of a layer."""
-    return model.padded_vocabulary * model.hidden / model.matmul_parameters_per_layer
+    head = model.embedding.padded_vocabulary * model.hidden
+    return head / model.layers[-1].matmul_parameters
 
 
 @lru_cache(maxsize=4096)

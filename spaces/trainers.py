@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from frontrunner.spaces.model.attention import GroupedAttention
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import (
     INTERLEAVED_SCHEDULES,
@@ -88,20 +89,21 @@ def grouped_products(recipe: Recipe, problem: Problem) -> Refusals:
     """
     model, etp, multiple = problem.model, recipe.expert_tensor_parallel, GROUPED_MULTIPLE
     is_grouped = problem.precision == "bf16" and problem.cluster.backend in ("cuda", "rocm")
-    if not model.experts or not is_grouped:
+    if model.mixture is None or not is_grouped:
         return
     needs = f"torch's grouped products of experts in bf16 need multiples of {multiple}"
     if model.hidden % multiple:
         yield GROUPED, f"{needs}: hidden is {model.hidden}; {_around(model.hidden, multiple)}"
-    width = model.ffn_hidden // etp
+    whole_width = model.mixture.ffn_hidden
+    width = whole_width // etp
     if width % multiple:
-        is_whole = model.ffn_hidden % multiple == 0
+        is_whole = whole_width % multiple == 0
         nearest = (
-            f"expert_tensor_parallel {next_lower(etp, model.ffn_hidden // multiple, etp)} does"
+            f"expert_tensor_parallel {next_lower(etp, whole_width // multiple, etp)} does"
             if is_whole
-            else _around(model.ffn_hidden, multiple * etp)
+            else _around(whole_width, multiple * etp)
         )
-        share = f"ffn_hidden {model.ffn_hidden}"
+        share = f"ffn_hidden {whole_width}"
         if etp > 1:
             share += f" / expert_tensor_parallel {etp} = {width}"
         yield GROUPED, f"{needs}: an expert has {share}; {nearest}"
@@ -230,7 +232,7 @@ def _auto_experts(recipe: Recipe, problem: Problem) -> Refusals:
     """What DeepSpeed's AutoEP does not combine: deepspeed/runtime/engine.py, lines 2223 and 2226,
     and deepspeed/module_inject/auto_ep_folding.py, line 249.
     """
-    if not problem.model.experts or recipe.expert_parallel == 1:
+    if problem.model.mixture is None or recipe.expert_parallel == 1:
         return
     if recipe.sharding.parameters > 1 and recipe.quantized_gradients:
         yield "experts-sharding", "DeepSpeed's AutoEP takes no quantized_gradients under ZeRO-3"
@@ -257,7 +259,7 @@ def _whole_kv_heads(trainer: str) -> Rules:
     """Return the rule of trainers whose tensor ranks never share a kv head."""
 
     def whole_kv_heads(recipe: Recipe, problem: Problem) -> Refusals:
-        tp, kv_heads = recipe.tensor_parallel, problem.model.kv_heads
+        tp, kv_heads = recipe.tensor_parallel, problem.model.attention.kv_heads
         if kv_heads % tp:
             yield "kv-heads", f"{trainer} needs tensor_parallel {tp} to divide kv_heads {kv_heads}"
 
@@ -268,7 +270,7 @@ def grouped_heads(recipe: Recipe, problem: Problem) -> Refusals:
     """Ranks share kv heads, or repeat each equally often. So does Megatron core:
     megatron/core/transformer/transformer_config.py, line 1461.
     """
-    tp, kv_heads = recipe.tensor_parallel, problem.model.kv_heads
+    tp, kv_heads = recipe.tensor_parallel, problem.model.attention.kv_heads
     if kv_heads % tp and tp % kv_heads:
         yield (
             "kv-heads",
@@ -285,7 +287,7 @@ def _megatron_degrees(recipe: Recipe, problem: Problem) -> Refusals:
     if cp > 1 and length % (2 * cp):
         cut = f"{length} positions into 2 x context_parallel {cp} equal slices"
         yield "context-halves", f"Megatron core cuts {cut}"
-    if problem.model.experts and recipe.tensor_parallel > 1 and not recipe.sequence_parallel:
+    if problem.model.mixture and recipe.tensor_parallel > 1 and not recipe.sequence_parallel:
         yield (
             "experts-tensor",
             (
@@ -313,10 +315,10 @@ def _transformer_engine_sizes(recipe: Recipe, problem: Problem) -> Refusals:
         return
     model, tp = problem.model, recipe.tensor_parallel
     widths = {"hidden": model.hidden}
-    if not model.experts:
-        widths["ffn_hidden"] = model.ffn_hidden // tp
-    if model.key_value_rank is None:
-        widths["width of queries"] = model.q_hidden // tp
+    if model.mixture is None:
+        widths["ffn_hidden"] = model.feed_forward.ffn_hidden // tp
+    if isinstance(model.attention, GroupedAttention):
+        widths["width of queries"] = model.attention.q_hidden // tp
     uneven = [f"{name} {size}, not a multiple of 16" for name, size in widths.items() if size % 16]
     shares = recipe.context_parallel * (tp if recipe.sequence_parallel else 1)
     tokens = recipe.micro_batch_seqs * problem.sequence_length // shares
@@ -340,7 +342,7 @@ def _torchtitan_degrees(recipe: Recipe, problem: Problem) -> Refusals:
             f" {tokens} tokens",
         )
     sharing = max(recipe.sharding.optimizer, cp) * tp
-    if problem.model.experts and sharing % ep:
+    if problem.model.mixture and sharing % ep:
         text = (
             f"torchtitan spreads experts over the {sharing} ranks of a shard and its tensor ranks,"
             f" which expert_parallel {ep} does not divide"
@@ -354,7 +356,7 @@ def _torchtitan_pipeline(recipe: Recipe, problem: Problem) -> Refusals:
     1020 and 3439).
     """
     name, stages, batches = recipe.schedule, recipe.stages, recipe.accumulation
-    if problem.model.tied_embeddings and recipe.pipeline_parallel > 1:
+    if problem.model.head.tied and recipe.pipeline_parallel > 1:
         yield "tied-pipeline", "torchtitan has no tied embeddings with pipeline_parallel > 1"
     if name in ("1f1b", "dualpipev") and batches < stages:
         yield (
@@ -377,7 +379,7 @@ def _native_experts(recipe: Recipe, problem: Problem) -> Refusals:
     """DeepSpeed's own layer of experts, which Megatron-DeepSpeed builds:
     deepspeed/runtime/engine.py, line 2215.
     """
-    if problem.model.experts and recipe.sharding.parameters > 1:
+    if problem.model.mixture and recipe.sharding.parameters > 1:
         text = f"Megatron-DeepSpeed has experts with ZeRO 0 to 2, not {recipe.sharding_name}"
         yield "experts-sharding", text
 

@@ -233,7 +233,7 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
     on_cpu = cluster.backend == "cpu"
     is_measured_together = cluster.matmul_flops(precision) is not None
     remarks = {
-        NOT_TRAINED: problem.model.mtp_layers > 0 and problem.software.code is None,
+        NOT_TRAINED: problem.model.prediction.layers > 0 and problem.software.code is None,
         **dict.fromkeys(_unused_fits(cluster, codes, precision), True),
         **{_used_fit(fit): True for fit in fits if fit is not None},
         OTHER_HARDWARE: None in fits and not is_validated(cluster, precision),
@@ -244,8 +244,8 @@ def trust_in(recipes: Sequence[Recipe], problem: Problem, errors: Sequence[float
         ),
         COMPILED: bool(each(recipes, attrgetter("compile"), np.bool_).any()),
         UNEVENLY_LOADED: (
-            problem.model.experts > 0
-            and problem.model.routing == "learned"
+            problem.model.mixture is not None
+            and problem.model.mixture.routing == "learned"
             and "rank_imbalance" not in cluster.efficiencies
         ),
         HOST_UNLIMITED: offloads,
@@ -392,8 +392,10 @@ def unknown_of(
     if code.stands_for:  # whose host and overlap nobody has measured either
         own_constants = [name for name in CODE_CONSTANTS if name in deviations]
         deviations |= {name: OTHER_DEVICES * deviations[name] for name in own_constants}
-    is_uneven = mixture.deviation(work.model) > 0 and machine.efficiencies.rank_imbalance is None
-    experts = bool(work.model.experts) * np.hypot(EXPERTS_ERROR, is_uneven * ROUTED_ERROR)
+    experts_part = work.model.mixture
+    is_routed = experts_part is not None and mixture.deviation(experts_part) > 0
+    is_uneven = is_routed and machine.efficiencies.rank_imbalance is None
+    experts = (experts_part is not None) * np.hypot(EXPERTS_ERROR, is_uneven * ROUTED_ERROR)
     choices = np.broadcast_arrays(_gains(machine, work), unjudged * UNJUDGED_ERROR, experts)
     beyond = [] if fit is None else [of_network(_beyond(fit, nodes, deviations["network_links"]))]
     independent = [*directions(deviations, fit), *beyond, *waits]
@@ -588,7 +590,7 @@ def unvalidated(recipe: Recipe, problem: Problem) -> tuple[str, ...]:
     """Return the choices of a recipe, and of its problem, whose formulas no measurement of step
     times has validated.
     """
-    found = ["mixtures of experts"] if problem.model.experts else []
+    found = ["mixtures of experts"] if problem.model.mixture else []
     found += [name for name, key, neutral in _UNVALIDATED if getattr(recipe, key) != neutral]
     found += [one.name for one in recipe.custom]
     if recipe.schedule not in VALIDATED_SCHEDULES:

@@ -229,14 +229,14 @@ def _table(problem: Problem, devices: int) -> dict[str, tuple[str, Choices]]:
     zero_3: tuple[Choice, ...] = ("zero-3",)
     pipeline: Choices = {
         "pipeline_parallel": tuple(
-            ranks for ranks in divisors(devices) if 1 < ranks <= problem.model.layers),
+            ranks for ranks in divisors(devices) if 1 < ranks <= len(problem.model.layers)),
         "schedule": ("1f1b", "interleaved-1f1b"), "virtual_stages": (1, 2),
         "sharding": ("none", "zero-1"),
     }  # fmt: skip
     shared: Choices = {}
     experts: dict[str, tuple[str, Choices]] = {}
-    if problem.model.experts:
-        several = tuple(ranks for ranks in divisors(problem.model.experts) if 1 < ranks <= devices)
+    if mixture := problem.model.mixture:
+        several = tuple(ranks for ranks in divisors(mixture.experts) if 1 < ranks <= devices)
         shared = {"expert_parallel": (1, *several)}
         about = "devices share the experts, to which tokens travel; the rest is sharded as in ZeRO"
         split = {"expert_parallel": several, "expert_tensor_parallel": (1, *ways), "sharding": some}

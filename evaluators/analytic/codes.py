@@ -398,11 +398,11 @@ def described(problem: Problem, engine: str) -> SoftwareSettings:
     if problem.precision == "fp32":
         found["gradients"] = "fp32"
     absent = {
-        "rotary": problem.model.positions != "rotary",
-        "activation": problem.model.ffn_matrices == 2,
+        "rotary": problem.model.embedding.positions != "rotary",
+        "activation": problem.model.feed_forward.matrices == 2,
     }
     absent |= dict.fromkeys(
-        ("permutation", "dispatcher", "dispatch_overlap"), not problem.model.experts
+        ("permutation", "dispatcher", "dispatch_overlap"), problem.model.mixture is None
     )
     return SoftwareSettings(
         code=code.name, **found | {key: None for key, is_absent in absent.items() if is_absent}

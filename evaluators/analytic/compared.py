@@ -84,7 +84,7 @@ def family(device: str) -> str:
 
 def kind_of(problem: Problem) -> str:
     """Return whether the model is `dense` or has `experts`."""
-    return "experts" if problem.model.experts else "dense"
+    return "experts" if problem.model.mixture else "dense"
 
 
 def held_back(error: float, rows: int | None) -> Accuracy:

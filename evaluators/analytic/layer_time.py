@@ -25,7 +25,7 @@ from frontrunner.evaluators.analytic.parts import layer as layer_part
 from frontrunner.evaluators.analytic.parts.setting import Setting
 from frontrunner.evaluators.analytic.pricing import Passes
 from frontrunner.evaluators.analytic.workload import Workload
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.layer import Layer
 
 CASTING_HOST = 4.5
 """The host's work per layer where torchao casts uncompiled, over that without: 14 casts forward of
@@ -58,7 +58,7 @@ class LayerTime(Sum):
         return self.tensor_parallel + self.context_parallel + self.expert_parallel
 
 
-def layer_time(machine: Machine, work: Workload, layer: Model) -> LayerTime:
+def layer_time(machine: Machine, work: Workload, layer: Layer) -> LayerTime:
     """Return the seconds of one kind of layer."""
     setting = Setting(
         work=work, code=machine.code, rank_imbalance=machine.efficiencies.rank_imbalance

@@ -26,7 +26,7 @@ from frontrunner.evaluators.analytic.parts import layer as layer_part
 from frontrunner.evaluators.analytic.parts.setting import Setting
 from frontrunner.evaluators.analytic.pricing import compiles_loss
 from frontrunner.evaluators.analytic.workload import LayersByKind, Workload
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.layer import Layer
 
 PART_ERRORS: Mapping[str, float] = {
     "parameters": 0.05, "gradients": 0.05, "optimizer": 0.05, "activations": 0.1, "logits": 0.3,
@@ -264,8 +264,8 @@ def head_parameters(work: Workload, *, has_embedding: Flags) -> Rows:
     model = work.model
     table = work.vocabulary * model.hidden
     copy = np.where(has_embedding, 0.0, 1.0)
-    tables = copy if model.tied_embeddings else 1.0 + copy * (model.mtp_layers > 0)
-    return tables * table + model.mtp_layers * model.mtp_parameters
+    tables = copy if model.head.tied else 1.0 + copy * (model.prediction.layers > 0)
+    return tables * table + model.prediction.layers * model.prediction.projection_parameters
 
 
 def micro_batches_held(work: Workload, rank: Rows | float = 0.0) -> Rows:
@@ -296,7 +296,7 @@ class LayerMemory(NamedTuple):
     kept: Rows
 
 
-def layer_memory(machine: Machine, work: Workload, layer: Model) -> LayerMemory:
+def layer_memory(machine: Machine, work: Workload, layer: Layer) -> LayerMemory:
     """Return the bytes of one kind of layer, from the tensors that its operations keep.
 
     As in arXiv 2205.05198, section 4.1: sequence parallelism splits what lies between the blocks,
@@ -473,9 +473,11 @@ def _activations(
         received = (chunks - rank.has_embedding) * waiting
         received = received + (chunks - rank.has_head) * accumulation
         activations = activations + np.where(is_pipeline, received * boundary, 0.0)
-    if work.model.mtp_layers:  # of each, its two norms' inputs, and what they make of them, joined
+    if (
+        work.model.prediction.layers
+    ):  # of each, its two norms' inputs, and what they make of them, joined
         joined = np.where(rank.has_head & ~work.recompute.full, 4.0, 0.0)
-        activations = activations + in_flight * joined * work.model.mtp_layers * boundary
+        activations = activations + in_flight * joined * work.model.prediction.layers * boundary
     if policy.keeps_outputs:  # those of micro-batches in flight are among their activations
         logits = accumulation * _logits(machine, work) * work.bytes_per_value
         outputs = np.where(rank.has_head, logits, waiting * chunks * boundary)
@@ -499,9 +501,9 @@ def _loss_bytes(machine: Machine, work: Workload) -> Rows:
     by_rows = by_rows & (logits / chunks > 2**24) & policy.widens_by_rows
     is_narrow = compiles_loss(machine, work) | by_rows
     is_narrow = is_narrow | (machine.code.kernels.cross_entropy != "eager")
-    capped = 0.0 if work.model.logits_softcap is None else size
+    capped = 0.0 if work.model.head.softcap is None else size
     bytes_per_logit = np.where(is_narrow, 2 * size, policy.bytes_per_logit) + capped
-    loss = (1 + work.model.mtp_layers) * logits * bytes_per_logit / chunks
+    loss = (1 + work.model.prediction.layers) * logits * bytes_per_logit / chunks
     # The head's product has its input and its input's gradient as whole sequences beside the
     # logits' gradient.
     sequences = 2 * work.tokens * work.model.hidden * size
@@ -588,7 +590,7 @@ def _reducing(machine: Machine, work: Workload, counts: _Counts, rank: _Rank) ->
         table = work.vocabulary * work.model.hidden / work.degrees.tensor
         tied = np.where(reduces_each, 4.0, 0.0)
         own = 4.0 + work.bytes_per_value
-        table = table * (tied if work.model.tied_embeddings else own)
+        table = table * (tied if work.model.head.tied else own)
         held = np.where(rank.has_head, np.maximum(held, table), held)
     bucket = 4 * np.minimum(policy.bucket_elements, counts.gradients)
     held = np.where(sharding.parameters == 1, np.maximum(held, bucket), held)

@@ -321,11 +321,11 @@ def head_s(machine: Machine, work: Workload) -> Passes:
         )
         gathered = gathered + np.where(ways > 1, 12.0, 4.0) * logit_s
         again = 8.0 * logit_s
-    capped = 0.0 if model.logits_softcap is None else size  # divided, tanh, multiplied
+    capped = 0.0 if model.head.softcap is None else size  # divided, tanh, multiplied
     forward = projection.forward + (size + wide + 6 * capped) * logit_s + gathered
     backward = projection.backward + (size + np.minimum(wide, 12.0) + 7 * capped) * logit_s + again
     backward = backward + np.where(work.choices.loss_chunks > 1, forward, 0.0)
-    if not model.mtp_layers:
+    if not model.prediction.layers:
         return Passes(forward=forward, backward=backward)
     joined = linear(
         machine,
@@ -333,8 +333,8 @@ def head_s(machine: Machine, work: Workload) -> Passes:
         size,
     )
     return Passes(
-        forward=forward + model.mtp_layers * (forward + joined.forward),
-        backward=backward + model.mtp_layers * (backward + joined.backward),
+        forward=forward + model.prediction.layers * (forward + joined.forward),
+        backward=backward + model.prediction.layers * (backward + joined.backward),
     )
 
 

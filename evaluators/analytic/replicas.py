@@ -126,7 +126,7 @@ def _expert_replicas(machine: Machine, work: Workload, parameters: Rows) -> _Rep
         optimizer=np.where(sharding.optimizer > 1, copies, 1.0),
     )
     grouped = replace(degrees, tensor=ranks, data=copies, context=number(1))
-    router = model.hidden * model.experts
+    router = model.hidden * (model.mixture.experts if model.mixture else 0)
     return _with_narrow(
         machine,
         work,

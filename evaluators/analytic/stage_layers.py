@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from frontrunner.evaluators.analytic.training_code import LayerSplit
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.stages import (
     even_layers,
@@ -58,7 +58,7 @@ def by_kind(layers: Sequence[int], model: Model, last: int = -1) -> list[Counts]
 def _with_prediction(counts: list[Counts], model: Model, last: int) -> list[Counts]:
     """Return the counts with the layers of multi-token prediction where the last layers are."""
     *others, final = counts[last]
-    counts[last] = (*others, final + model.mtp_layers)
+    counts[last] = (*others, final + model.prediction.layers)
     return counts
 
 
@@ -74,18 +74,20 @@ def of_ranks(recipe: Recipe, model: Model, split: LayerSplit) -> tuple[Counts, C
     """
     last = rank_of_stage(recipe, recipe.stages - 1)
     if not _is_evenly_split(recipe, split):
-        own = split_layers(split, model.layers, recipe.pipeline_parallel, head_layers(model))
+        own = split_layers(split, len(model.layers), recipe.pipeline_parallel, head_layers(model))
         return ends(by_kind(own, model, last), last)
-    layers = layers_of_ranks(recipe, model.layers)
-    dense = layers_of_ranks(recipe, model.layers, first=model.dense_layers)
+    layers = layers_of_ranks(recipe, len(model.layers))
+    dense = layers_of_ranks(recipe, len(model.layers), first=model.dense_layers)
     return ends(_with_prediction(_by_kind(layers, dense, model), model, last), last)
 
 
 def of_stages(recipe: Recipe, model: Model, split: LayerSplit) -> list[Counts]:
     """Return the layers of each stage."""
-    layers: Sequence[int] = layers_of_stages(recipe, model.layers)
+    layers: Sequence[int] = layers_of_stages(recipe, len(model.layers))
     if not _is_evenly_split(recipe, split):
-        layers = split_layers(split, model.layers, recipe.pipeline_parallel, head_layers(model))
+        layers = split_layers(
+            split, len(model.layers), recipe.pipeline_parallel, head_layers(model)
+        )
     return by_kind(layers, model)
 
 

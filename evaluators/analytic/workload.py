@@ -20,7 +20,7 @@ from frontrunner.evaluators.analytic import stage_layers
 from frontrunner.evaluators.analytic.arrays import Flags, Rows, number
 from frontrunner.evaluators.analytic.training_code import LayerSplit
 from frontrunner.spaces.columns import each
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import (
     RANK_ORDERS,
@@ -275,13 +275,13 @@ class Workload:
     @property
     def vocabulary(self) -> int:
         """Rows of the embedding, of all tensor-parallel ranks together."""
-        return self.model.padded_vocabulary
+        return self.model.embedding.padded_vocabulary
 
     @property
     def all_layers(self) -> tuple[int, ...]:
         """Layers of each kind in the whole model, those of multi-token prediction included."""
         counts = [count for count, _ in self.model.kinds]
-        counts[-1] += self.model.mtp_layers
+        counts[-1] += self.model.prediction.layers
         return tuple(counts)
 
     def rows(self, chosen: slice | Flags) -> Workload:

@@ -70,7 +70,9 @@ def export(
         )
     model, length = checkpoint.job.model, checkpoint.job.sequence_length
     positions = (
-        length if model.positions == "learned" else max(length, model.max_positions or length)
+        length
+        if model.embedding.positions == "learned"
+        else max(length, model.embedding.max_positions or length)
     )
     config = config_of_model(model, positions=positions)
     config["dtype"] = str(COMPUTE_TYPES[dtype]).removeprefix("torch.")

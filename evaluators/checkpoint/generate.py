@@ -67,7 +67,9 @@ def generate(checkpoint: Checkpoint, settings: GenerateSettings) -> list[str]:
     with torch.inference_mode():
         for _ in range(settings.tokens):
             window = rows[:, -checkpoint.job.sequence_length :]
-            logits = model(window)[:, -1, : min(codec.size, checkpoint.job.model.vocabulary)]
+            logits = model(window)[
+                :, -1, : min(codec.size, checkpoint.job.model.embedding.vocabulary)
+            ]
             rows = torch.cat(
                 [rows, _drawn(logits.float().cpu(), settings, generator).to(device)], dim=1
             )
@@ -96,7 +98,9 @@ def _loaded(checkpoint: Checkpoint, device: str) -> Gpt:
     shapes = shapes_of(job.model, sequence_length=job.sequence_length)
     checkpoint.require(shapes)
     with torch.device("meta"):
-        model = Gpt(job.model, sequence_length=job.sequence_length, layers=range(job.model.layers))
+        model = Gpt(
+            job.model, sequence_length=job.sequence_length, layers=range(len(job.model.layers))
+        )
     try:
         model.to_empty(device=device)
     except (RuntimeError, AssertionError) as error:

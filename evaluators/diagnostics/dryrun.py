@@ -69,7 +69,7 @@ def plan(
     if rank is not None and not 0 <= rank < recipe.devices:
         raise bad_value("rank", rank, f"one of the recipe's ranks, 0 to {recipe.devices - 1}")
     needed = needed_micro_batches(recipe)
-    layers = max(layers_of_ranks(recipe, problem.model.layers))
+    layers = max(layers_of_ranks(recipe, len(problem.model.layers)))
     is_long = needed * layers > MOST_LAYER_PASSES and needed > 2 * recipe.stages
     extrapolated = recipe.schedule in ALL_IN_FLIGHT and is_long
     few = (
@@ -91,12 +91,12 @@ def why_untraceable(recipe: Recipe, problem: Problem) -> str | None:
     model, is_cpu = problem.model, problem.cluster.backend == "cpu"
     needs_device = (
         model.has_special_attention(problem.sequence_length)
-        and model.attention == "flash"
+        and model.attention.kernel == "flash"
         and not is_cpu
     )
     reasons = {
         "only the torch engine's steps can be traced": recipe.engine != "torch",
-        "the built-in trainer has no multi-token prediction": model.mtp_layers > 0,
+        "the built-in trainer has no multi-token prediction": model.prediction.layers > 0,
         "torch.compile plans the memory of compiled layers itself": recipe.compile,
         "windows, sinks and capped scores are another kernel's there than where the trace runs": (
             needs_device
@@ -134,7 +134,7 @@ def worst_ranks(recipe: Recipe, problem: Problem) -> tuple[int, ...]:
     """Return the first replica's first and last pipeline rank, and the first rank with more layers
     than both.
     """
-    layers = layers_of_ranks(recipe, problem.model.layers)
+    layers = layers_of_ranks(recipe, len(problem.model.layers))
     chosen = {0, recipe.pipeline_parallel - 1}
     if max(layers) > max(layers[0], layers[-1]):
         chosen.add(layers.index(max(layers)))
@@ -260,7 +260,7 @@ def _traced_rank(
     """
     recipe, problem, model = chosen.recipe, chosen.problem, chosen.problem.model
     place = recipe.pipeline_rank(few["rank"])
-    layers = layers_of_ranks(recipe, model.layers)[place]
+    layers = layers_of_ranks(recipe, len(model.layers))[place]
     sizes, trace_time_s = few["memory_bytes"], few["trace_time_s"]
     if many is not None:
         steps = recipe.accumulation / chosen.micro_batches - 1
@@ -273,12 +273,10 @@ def _traced_rank(
     runtime = runtime_bytes(machine, Workload.of([recipe], problem), sizes["activations"])[0]
     # By formula: 3 x tokens of a copy x (layers x FLOPs of a layer + FLOPs of the head where it is)
     # / tensor_parallel.
-    dense = layers_of_ranks(recipe, model.layers, first=model.dense_layers)[place]
+    dense = layers_of_ranks(recipe, len(model.layers), first=model.dense_layers)[place]
     counts = (dense, layers - dense)[-len(model.kinds) :]
     kinds = zip(counts, (kind for _, kind in model.kinds), strict=True)
-    forward = sum(
-        count * kind.layer_flops_per_token(problem.sequence_length) for count, kind in kinds
-    )
+    forward = sum(count * kind.flops_per_token(problem.sequence_length) for count, kind in kinds)
     if rank_of_stage(recipe, recipe.stages - 1) == place:
         forward += model.head_flops_per_token()
     tokens = recipe.global_batch_seqs * problem.sequence_length / recipe.copies

@@ -18,7 +18,7 @@ from frontrunner.evaluators.runs.measure import tokens_per_step
 from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.errors import InvalidInput, shown
 from frontrunner.spaces.legality import Reason
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.presets import model_preset
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -61,11 +61,8 @@ def is_preset(model: Model, name: str) -> bool:
     known = read_plain(
         Model, {"kv_heads": table["heads"], "ffn_hidden": 4 * table["hidden"], **table}, "model"
     )
-    return all(
-        getattr(model, one.name) == getattr(known, one.name)
-        for one in fields(Model)
-        if one.name not in EITHER
-    )
+    stated = model.keys()
+    return all(stated[key] == value for key, value in known.keys().items() if key not in EITHER)
 
 
 def launch_of(problem: Problem, recipe: Recipe) -> tuple[int, int]:
@@ -207,14 +204,11 @@ class Tool(ABC):
         model, stated = problem.model, self.model_fields
         if stated is not None:
             said = {"name", "routing", *stated}
-            if (model.attention_window or 0) >= problem.sequence_length:
+            if (model.attention.window or 0) >= problem.sequence_length:
                 said |= {"attention_window", "full_attention_every"}  # sequences fit in it
-            names = [one.name for one in fields(Model) if one.name not in said]
-            defaults = {one.name: one.default for one in fields(Model)}
-            if unsaid := [name for name in names if getattr(model, name) != defaults[name]]:
-                listed = ", ".join(
-                    f"model.{name} = {shown(getattr(model, name))}" for name in unsaid
-                )
+            keys = model.stated_keys()
+            if unsaid := [name for name in keys if name not in said]:
+                listed = ", ".join(f"model.{name} = {shown(keys[name])}" for name in unsaid)
                 return Reason("model-unsaid", f"{self.title} has no setting for {listed}")
         return why_no_launch(problem, recipe) if self.has_launcher else None
 

@@ -38,7 +38,10 @@ from frontrunner.evaluators.export.base import (
 )
 from frontrunner.evaluators.export.reading import Given, Options, Table
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown, shown_key
-from frontrunner.spaces.model import Model, RotaryScaling
+from frontrunner.spaces.model.attention import GroupedAttention, LatentAttention
+from frontrunner.spaces.model.feed_forward import MixtureOfExperts
+from frontrunner.spaces.model.model import Model
+from frontrunner.spaces.model.positions import RotaryScaling
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES
@@ -276,7 +279,7 @@ class MegatronLM(Tool):
         )
         tp, pp, cp = recipe.tensor_parallel, recipe.pipeline_parallel, recipe.context_parallel
         is_plain = name == "none" and recipe.copies > 1
-        ep = recipe.expert_ranks if problem.model.experts else tp
+        ep = recipe.expert_ranks if problem.model.mixture else tp
         return (
             *self._model_refusals(problem.model),
             (schedule not in ("none", "1f1b", "interleaved-1f1b"), "schedule-unsaid",
@@ -307,40 +310,48 @@ class MegatronLM(Tool):
         """Return what of a model has no option; of the scaling of rotary frequencies only the
         factor has one.
         """
-        tool, scaling, theta = self.title, model.rotary_scaling, model.rotary_theta
-        is_latent, is_sigmoid = model.key_value_rank is not None, model.router == "sigmoid"
+        tool, attention, rotary = self.title, model.attention, model.rotary
+        scaling = rotary.scaling if rotary else None
+        is_latent = isinstance(attention, LatentAttention)
         if is_latent:
             other = scaling is not None and scaling != _yarn(scaling)
             stated = "YaRN's frequencies over 4096 positions for latent attention"
         else:
             other = scaling is not None and scaling != RotaryScaling(factor=scaling.factor)
             stated = "Llama 3.1's frequency factors and positions"
-        summed = model.experts_per_token // model.router_groups_kept
+        activation, width = model.feed_forward.activation, rotary.width if rotary else 0
+        is_cut = not is_latent and int(attention.head_dim * _rotary_percent(model)) != width
         return (
-            (model.activation == "gelu_tanh" and model.biases != "all", "model-unsaid",
-             f"{tool} computes activation gelu_tanh only with biases all, not {model.biases}"),
-            (model.activation in self.lacks, "model-unsaid",
-             f"{tool} has no option for activation {model.activation}"),
-            (model.activation == "geglu", "model-unsaid",
+            (activation == "gelu_tanh" and attention.biases != "all", "model-unsaid",
+             f"{tool} computes activation gelu_tanh only with biases all, not {attention.biases}"),
+            (activation in self.lacks, "model-unsaid",
+             f"{tool} has no option for activation {activation}"),
+            (activation == "geglu", "model-unsaid",
              f"{tool} gates by the sigmoid form of GELU (--quick-geglu), not by the tanh form "
              f"of activation geglu"),
-            (model.positions == "rotary" and theta % 1, "model-unsaid",
-             f"{tool} takes a whole number for rotary_theta, not {theta}"),
+            (rotary and rotary.theta % 1, "model-unsaid",
+             f"{tool} takes a whole number for rotary_theta, not {rotary and rotary.theta}"),
             (other, "model-unsaid", f"{tool} has {stated}, not {scaling}"),
-            (not is_latent and int(model.head_dim * _rotary_percent(model)) != model.rotary_width,
-                "model-unsaid",
-             f"{tool} has no --rotary-percent that rotates {model.rotary_width} of "
-             f"{model.head_dim}"),
-            (is_sigmoid and model.experts_per_token > 1 and not model.renormalized_experts,
-                "model-unsaid",
+            (is_cut, "model-unsaid",
+             f"{tool} has no --rotary-percent that rotates {width} of {attention.head_dim}"),
+            *(self._mixture_refusals(model.mixture) if model.mixture else ()),
+        )  # fmt: skip
+
+    def _mixture_refusals(self, mixture: MixtureOfExperts) -> tuple[Refusal, ...]:
+        """Return what of a mixture of experts has no option."""
+        tool, is_sigmoid = self.title, mixture.router == "sigmoid"
+        is_renormalized, several = mixture.renormalized_experts, mixture.experts_per_token > 1
+        summed = mixture.experts_per_token // mixture.router_groups_kept
+        return (
+            (is_sigmoid and several and not is_renormalized, "model-unsaid",
              f"{tool} renormalizes the probabilities of a sigmoid router"),
-            (model.balancing == "bias" and not is_sigmoid, "model-unsaid",
+            (mixture.balancing == "bias" and not is_sigmoid, "model-unsaid",
              f"{tool} balances by a bias only with a sigmoid router"),
-            (model.router_groups > 1 and summed != (2 if is_sigmoid else 1), "model-unsaid",
+            (mixture.router_groups > 1 and summed != (2 if is_sigmoid else 1), "model-unsaid",
              f"{tool} ranks a group of experts by the sum of its {summed} highest "
              f"(experts_per_token over "
              "router_groups_kept), ours by 2 of a sigmoid router and 1 of a softmax"),
-            (model.renormalized_experts and model.experts_per_token == 1, "model-unsaid",
+            (is_renormalized and not several, "model-unsaid",
              f"{tool} multiplies a single expert by its probability: renormalized_experts is "
              f"false there"),
         )  # fmt: skip
@@ -351,19 +362,19 @@ class MegatronLM(Tool):
 
     def arguments_and_files(self, problem: Problem, recipe: Recipe) -> Export:
         """Return what follows pretrain_gpt.py, except data, steps and learning rate."""
-        model, layers = problem.model, layers_of_stages(recipe, problem.model.layers)
-        has_gqa, is_even = model.kv_heads != model.heads, len(set(layers)) == 1
+        model, layers = problem.model, layers_of_stages(recipe, len(problem.model.layers))
+        has_gqa, is_even = model.attention.kv_heads != model.attention.heads, len(set(layers)) == 1
         fsdp, bf16_states = FSDP.get(recipe.sharding_name), recipe.optimizer_state == "bf16"
         settings = self._common(problem, recipe) | {
             # Of Transformer Engine's fused kernels only cuDNN's have sinks.
             "--attention-backend": {
-                "flash": "fused" if model.attention_sinks else "flash",
+                "flash": "fused" if model.attention.sinks else "flash",
                 "math": "unfused",
-            }[model.attention],
+            }[model.attention.kernel],
             self.has_kv_heads: has_gqa,
-            f"--{self.kv_heads}": model.kv_heads if has_gqa else None,
+            f"--{self.kv_heads}": model.attention.kv_heads if has_gqa else None,
             "--position-embedding-type": {"rotary": "rope", "learned": "learned_absolute"}[
-                model.positions
+                model.embedding.positions
             ],
             **_rotary_scaling(model),
             **{
@@ -371,14 +382,14 @@ class MegatronLM(Tool):
                 for k, value in _attention(problem).items()
                 if value != PART_DEFAULTS.get(k)
             },
-            **(CLAMPED if model.activation == "swiglu_clamped" else {}),
-            "--normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[model.norm],
-            "--add-qkv-bias": model.biases == "qkv",
+            **(CLAMPED if model.feed_forward.activation == "swiglu_clamped" else {}),
+            "--normalization": {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[model.norm.kind],
+            "--add-qkv-bias": model.attention.biases == "qkv",
             "--qk-layernorm": (
-                model.qk_norm or model.key_value_rank is not None
+                model.attention.qk_norm or isinstance(model.attention, LatentAttention)
             ),  # of latent attention its two norms
             **self._experts(problem),
-            f"--{LAYOUT}": None if is_even else layout(layers, model.mtp_layers),
+            f"--{LAYOUT}": None if is_even else layout(layers, model.prediction.layers),
             f"--{LAYERS_PER_STAGE}": layers[0] if is_even and recipe.virtual_stages > 1 else None,
             "--use-tp-pp-dp-mapping": recipe.rank_order == "tp-pp-dp",
             "--use-distributed-optimizer": recipe.sharding_name != "none" or bf16_states,
@@ -408,7 +419,7 @@ class MegatronLM(Tool):
         said.refuse(REFUSED)
         self._refuse_other_model(problem, said)
         found = self._choices(problem, said)
-        heads = problem.model.heads // found.get("tensor_parallel", 1)
+        heads = problem.model.attention.heads // found.get("tensor_parallel", 1)
         sends = said.text("--cp-comm-type", "p2p")  # one word, or one for each layer
         if "a2a" in sends.split() and heads % found.get("context_parallel", 1):
             raise bad_value(
@@ -447,24 +458,26 @@ class MegatronLM(Tool):
         form.
         """
         model = problem.model
-        is_rotary = model.positions == "rotary"
         return {
-            "--num-layers": model.layers,
+            "--num-layers": len(model.layers),
             "--hidden-size": model.hidden,
-            "--ffn-hidden-size": model.dense_ffn_hidden or model.ffn_hidden,
-            "--num-attention-heads": model.heads,
-            "--kv-channels": model.head_width,
+            "--ffn-hidden-size": model.layers[0].feed_forward.ffn_hidden,
+            "--num-attention-heads": model.attention.heads,
+            "--kv-channels": model.attention.head_width,
             "--seq-length": problem.sequence_length,
-            "--max-position-embeddings": max(model.max_positions or 0, problem.sequence_length),
-            "--make-vocab-size-divisible-by": model.padded_vocabulary // recipe.tensor_parallel,
-            self.theta: int(model.rotary_theta) if is_rotary else None,
-            self.epsilon: model.norm_epsilon,
-            "--disable-bias-linear": model.biases != "all",
+            "--max-position-embeddings": max(
+                model.embedding.max_positions or 0, problem.sequence_length
+            ),
+            "--make-vocab-size-divisible-by": model.embedding.padded_vocabulary
+            // recipe.tensor_parallel,
+            self.theta: int(model.rotary.theta) if model.rotary else None,
+            self.epsilon: model.norm.epsilon,
+            "--disable-bias-linear": not model.feed_forward.has_biases,
             # The fused kernel is the tanh form, and Megatron-LM refuses it with squared ReLU.
-            "--no-bias-gelu-fusion": model.activation in ("gelu", "relu2"),
-            "--swiglu": model.activation == "swiglu",
-            "--squared-relu": model.activation == "relu2",
-            "--untie-embeddings-and-output-weights": not model.tied_embeddings,
+            "--no-bias-gelu-fusion": model.feed_forward.activation in ("gelu", "relu2"),
+            "--swiglu": model.feed_forward.activation == "swiglu",
+            "--squared-relu": model.feed_forward.activation == "relu2",
+            "--untie-embeddings-and-output-weights": not model.head.tied,
             f"--{problem.precision}": problem.precision != "fp32",
             **self.numbers(recipe),
             "--sequence-parallel": recipe.sequence_parallel,
@@ -475,26 +488,22 @@ class MegatronLM(Tool):
         """Return the options of latent attention and of experts: dropless, tokens sent by
         all-to-all.
         """
-        model = problem.model
+        model, mixture = problem.model, problem.model.mixture
         found: dict[str, object] = {f"--{name}": value for name, value in _parts(model).items()}
-        if not model.experts:
+        if mixture is None:
             return found
-        dense = model.dense_layers
+        dense, weight = model.dense_layers, mixture.balancing_weight
+        has_loss, has_bias = mixture.balancing == "loss", mixture.balancing == "bias"
         return found | {
-            "--moe-layer-freq": f"[0]*{dense}+[1]*{model.layers - dense}" if dense else None,
-            "--moe-router-load-balancing-type": (
-                "seq_aux_loss" if model.balancing == "loss" else "none"
-            ),
-            "--moe-aux-loss-coeff": model.balancing_weight if model.balancing == "loss" else None,
-            "--moe-router-enable-expert-bias": model.balancing == "bias",
-            "--moe-router-bias-update-rate": (
-                model.balancing_weight if model.balancing == "bias" else None
-            ),
+            "--moe-layer-freq": f"[0]*{dense}+[1]*{len(model.layers) - dense}" if dense else None,
+            "--moe-router-load-balancing-type": "seq_aux_loss" if has_loss else "none",
+            "--moe-aux-loss-coeff": weight if has_loss else None,
+            "--moe-router-enable-expert-bias": has_bias,
+            "--moe-router-bias-update-rate": weight if has_bias else None,
             "--moe-token-dispatcher-type": "alltoall",
             "--moe-grouped-gemm": problem.precision == "bf16",
-            "--no-bias-dropout-fusion": (
-                model.biases == "all"
-            ),  # grouped products with biases need this
+            # Grouped products with biases need this.
+            "--no-bias-dropout-fusion": mixture.has_biases,
         }
 
     def _recomputing(self, recipe: Recipe) -> dict[str, object]:
@@ -561,10 +570,10 @@ class MegatronLM(Tool):
         }
 
     def _stages(self, problem: Problem, said: Options | Table, pp: int) -> dict[str, Any]:
-        layers, key = problem.model.layers, self.key(LAYERS_PER_STAGE)
+        layers, key = len(problem.model.layers), self.key(LAYERS_PER_STAGE)
         per_stage = said.number(key)
         if text := said.text(self.key(LAYOUT)):
-            stages = layers_of_layout(text, self.key(LAYOUT), problem.model.mtp_layers)
+            stages = layers_of_layout(text, self.key(LAYOUT), problem.model.prediction.layers)
             if len(stages) % pp:
                 raise bad_value(self.key(LAYOUT), text, f"a multiple of {pp} stages")
             if sum(stages) != layers:
@@ -580,13 +589,14 @@ class MegatronLM(Tool):
 
     def _refuse_other_sizes(self, problem: Problem, said: Options | Table) -> None:
         model, key = problem.model, self.key
+        first = model.layers[0]
         sizes = {
-            "num-layers": model.layers,
+            "num-layers": len(model.layers),
             "hidden-size": model.hidden,
-            "num-attention-heads": model.heads,
-            "kv-channels": model.head_dim,
-            "ffn-hidden-size": model.ffn_hidden if not model.experts else model.dense_ffn_hidden,
-            self.kv_heads: model.kv_heads,
+            "num-attention-heads": model.attention.heads,
+            "kv-channels": model.attention.head_dim,
+            "ffn-hidden-size": None if first.mixture else first.feed_forward.ffn_hidden,
+            self.kv_heads: model.attention.kv_heads,
             "seq-length": problem.sequence_length,
         }
         found = {
@@ -595,7 +605,7 @@ class MegatronLM(Tool):
             if value is not None
         }
         reading.refuse_other_problem(found)
-        self._refuse_other_layers(model.layers, said)
+        self._refuse_other_layers(len(model.layers), said)
         self._refuse_other_experts(problem, said)
         for name in ("vocab-size", "padded-vocab-size"):
             reading.refuse_other_vocabulary(problem, key(name), said.number(key(name)))
@@ -630,15 +640,15 @@ class MegatronLM(Tool):
             if name == "window-size" and found is not None:
                 found = "(" + str(found).strip("()[]").replace(" ", "") + ")"
             if name == "window-attn-skip-freq" and isinstance(found, str | list):
-                found = _full_attention_every(found, key(name), model.layers)
+                found = _full_attention_every(found, key(name), len(model.layers))
             if isinstance(value, float) and found is not None:
                 found = float(said.text(key(name))) if isinstance(found, str) else found
             if found is not None or is_whole:
                 reading.refuse_other_problem({key(name): (found or 0, value or 0)})
         dense = _leading_dense(
-            said.get(key("moe-layer-freq"), 1 if is_whole and model.experts else None),
+            said.get(key("moe-layer-freq"), 1 if is_whole and model.mixture else None),
             key("moe-layer-freq"),
-            model.layers,
+            len(model.layers),
         )
         reading.refuse_other_problem(
             {f"leading dense layers of {key('moe-layer-freq')}": (dense, model.dense_layers)}
@@ -670,14 +680,16 @@ class MegatronLM(Tool):
         _refuse_other_activation(model, said)
         if not said.flag("--hidden-size"):
             return
-        if not said.flag("--ffn-hidden-size") and not model.experts:
+        if not said.flag("--ffn-hidden-size") and model.mixture is None:
             is_gated = said.flag("--swiglu")
             width = int(4 * model.hidden * 2 / 3) // 64 * 64 if is_gated else 4 * model.hidden
-            reading.refuse_other_default("--ffn-hidden-size is not there", width, model.ffn_hidden)
+            reading.refuse_other_default(
+                "--ffn-hidden-size is not there", width, model.feed_forward.ffn_hidden
+            )
         is_stated = any(map(said.flag, ("--group-query-attention", self.has_kv_heads)))
         if said.flag("--num-attention-heads") and not is_stated:
             reading.refuse_other_default(
-                f"{self.has_kv_heads} is not there", model.heads, model.kv_heads
+                f"{self.has_kv_heads} is not there", model.attention.heads, model.attention.kv_heads
             )
 
 
@@ -701,12 +713,11 @@ class MegatronDeepSpeed(MegatronLM):
         """Return what of experts, stages and ZeRO Megatron-DeepSpeed is not told."""
         tool, layers, has_stages = (
             self.title,
-            layers_of_stages(recipe, problem.model.layers),
+            layers_of_stages(recipe, len(problem.model.layers)),
             recipe.pipeline_parallel > 1,
         )
-        has_experts = problem.model.experts > 0
         return (
-            (has_experts and recipe.tensor_parallel > 1, "experts-tensor",
+            (problem.model.mixture and recipe.tensor_parallel > 1, "experts-tensor",
              f"{tool} is exported with experts only for tensor_parallel 1: its tensor ranks "
              f"repeat tokens or experts"),
             (has_stages and len(set(layers)) > 1, "stages-unsaid",
@@ -716,25 +727,27 @@ class MegatronDeepSpeed(MegatronLM):
         )  # fmt: skip
 
     def _model_refusals(self, model: Model) -> tuple[Refusal, ...]:
-        tool = self.title
+        tool, mixture = self.title, model.mixture
         return (
             *super()._model_refusals(model),
-            (model.biases == "qkv", "model-unsaid", f"{tool} has biases all or none, not qkv"),
-            (model.activation == "swiglu_clamped", "model-unsaid",
-                f"{tool} has no activation {model.activation}"),
-            (model.experts and model.biases == "all", "model-unsaid",
+            (model.attention.biases == "qkv", "model-unsaid",
+             f"{tool} has biases all or none, not qkv"),
+            (model.feed_forward.activation == "swiglu_clamped", "model-unsaid",
+                f"{tool} has no activation {model.feed_forward.activation}"),
+            (mixture and mixture.has_biases, "model-unsaid",
                 f"no biases of experts are exported for {tool}"),
-            (model.experts_per_token > 1 and not model.renormalized_experts, "model-unsaid",
-             f"{tool} renormalizes the probabilities of several experts"),
+            (mixture and mixture.experts_per_token > 1 and not mixture.renormalized_experts,
+             "model-unsaid", f"{tool} renormalizes the probabilities of several experts"),
         )  # fmt: skip
 
     def _experts(self, problem: Problem) -> dict[str, object]:
         """Return the options of DeepSpeed's experts, in every layer."""
-        if not problem.model.experts:
+        mixture = problem.model.mixture
+        if mixture is None:
             return {}
         return {
-            "--num-experts": problem.model.experts,
-            "--topk": problem.model.experts_per_token,
+            "--num-experts": mixture.experts,
+            "--topk": mixture.experts_per_token,
             "--expert-interval": 1,
             "--disable-moe-token-dropping": True,
             "--disable-moe-top2-2nd-expert-sampling": True,
@@ -743,12 +756,13 @@ class MegatronDeepSpeed(MegatronLM):
         }
 
     def _refuse_other_experts(self, problem: Problem, said: Options | Table) -> None:
-        experts, model = said.number("--num-experts") or 1, problem.model
+        experts, mixture = said.number("--num-experts") or 1, problem.model.mixture
         found: dict[str, tuple[object, object]] = {
-            "--num-experts": (experts, max(1, model.experts))
+            "--num-experts": (experts, mixture.experts if mixture else 1)
         }
         if experts > 1:
-            found["--topk"] = (said.number("--topk") or 1, model.experts_per_token)
+            chosen = mixture.experts_per_token if mixture else 0
+            found["--topk"] = (said.number("--topk") or 1, chosen)
             found["--expert-interval"] = (said.number("--expert-interval") or 2, 1)
             found["--disable-moe-token-dropping"] = (
                 said.flag("--disable-moe-token-dropping"),
@@ -760,10 +774,10 @@ class MegatronDeepSpeed(MegatronLM):
         """Return what follows pretrain_gpt.py, except data, steps and learning rate."""
         model = problem.model
         settings = self._common(problem, recipe) | {
-            self.has_kv_heads: model.kv_heads,
-            "--normalization": model.norm,
-            "--use-rotary-position-embeddings": model.positions == "rotary",
-            "--use-flash-attn-v2": model.attention == "flash",
+            self.has_kv_heads: model.attention.kv_heads,
+            "--normalization": model.norm.kind,
+            "--use-rotary-position-embeddings": model.embedding.positions == "rotary",
+            "--use-flash-attn-v2": model.attention.kernel == "flash",
             **self._experts(problem),
             "--no-pipeline-parallel": recipe.pipeline_parallel == 1,
             "--deepspeed-activation-checkpointing": recipe.recompute == "full",
@@ -784,7 +798,7 @@ class MegatronDeepSpeed(MegatronLM):
         }
         padded = (
             ("note: DeepSpeed's experts are padded to the fullest one's tokens",)
-            if model.experts
+            if model.mixture
             else ()
         )
         notes = (*self._notes(recipe), *_norm_notes(model), *padded)
@@ -873,7 +887,7 @@ class MegatronBridge(MegatronLM):
 
     def _settings(self, problem: Problem, recipe: Recipe) -> dict[str, Any]:
         layers, fsdp = (
-            layers_of_stages(recipe, problem.model.layers),
+            layers_of_stages(recipe, len(problem.model.layers)),
             FSDP.get(recipe.sharding_name),
         )
         is_sharded = recipe.sharding_name != "none"
@@ -882,7 +896,7 @@ class MegatronBridge(MegatronLM):
             found[self.names["virtual_stages"]] = None
         found |= {
             self.key(LAYOUT): (
-                layout(layers, problem.model.mtp_layers) if len(set(layers)) > 1 else None
+                layout(layers, problem.model.prediction.layers) if len(set(layers)) > 1 else None
             ),
             "model.sequence_parallel": recipe.sequence_parallel,
             **self._recomputing(recipe),
@@ -892,12 +906,11 @@ class MegatronBridge(MegatronLM):
             "ddp.overlap_param_gather": is_sharded,
             "dist.use_tp_pp_dp_mapping": recipe.rank_order == "tp-pp-dp",
         }
-        if problem.model.experts:
+        if problem.model.mixture:
             found |= {"model.moe_token_dispatcher_type": "alltoall"}
-        if (
-            problem.model.experts or problem.model.mtp_layers
-        ):  # Bridge's recipe of DeepSeek-V3 has one
-            found |= {self.key("mtp-num-layers"): problem.model.mtp_layers or None}
+        # Bridge's recipe of DeepSeek-V3 has one such layer.
+        if problem.model.mixture or problem.model.prediction.layers:
+            found |= {self.key("mtp-num-layers"): problem.model.prediction.layers or None}
         if recipe.fp8 != "none":
             found["mixed_precision"] = BRIDGE_FP8[recipe.fp8]
         if fsdp:
@@ -930,7 +943,7 @@ def _recipe_notes(model: Model) -> tuple[str, ...]:
     """Return which of Megatron-Bridge's recipes has the model; sequence length and precision are
     the recipe's.
     """
-    model = replace(model, mtp_layers=0)  # which is exported
+    model = model.with_keys(mtp_layers=0)  # which is exported
     name = next(
         (bridge for preset, bridge in BRIDGE_RECIPES.items() if is_preset(model, preset)), None
     )
@@ -951,7 +964,7 @@ def _recipe_notes(model: Model) -> tuple[str, ...]:
 
 
 def _norm_notes(model: Model) -> tuple[str, ...]:
-    has_other = model.norm == "layernorm" and model.biases != "all"
+    has_other = model.norm.kind == "layernorm" and not model.norm.has_biases
     return ("note: LayerNorm has biases there, which the probed one lacks",) if has_other else ()
 
 
@@ -962,33 +975,33 @@ def _parts(model: Model) -> dict[str, object]:
     The softmax is over the chosen experts where they are renormalized, else over all of them before
     the choice.
     """
+    mixture, attention = model.mixture, model.attention
     found: dict[str, object] = {
-        "num-experts": model.experts or None,
-        "mtp-num-layers": model.mtp_layers or None,
+        "num-experts": mixture and mixture.experts,
+        "mtp-num-layers": model.prediction.layers or None,
     }
-    if model.experts:
-        is_grouped = model.router_groups > 1
+    if mixture is not None:
+        is_grouped, is_renormalized = mixture.router_groups > 1, mixture.renormalized_experts
+        scale = mixture.routed_scale
         found |= {
-            "moe-ffn-hidden-size": model.ffn_hidden,
-            "moe-router-topk": model.experts_per_token,
-            "moe-router-score-function": model.router,
-            "moe-router-pre-softmax": model.router == "softmax" and not model.renormalized_experts,
-            "moe-router-num-groups": model.router_groups if is_grouped else None,
-            "moe-router-group-topk": model.router_groups_kept if is_grouped else None,
-            "moe-router-topk-scaling-factor": (
-                model.routed_scale if model.routed_scale != 1 else None
-            ),
-            "moe-shared-expert-intermediate-size": model.shared_experts * model.ffn_hidden or None,
+            "moe-ffn-hidden-size": mixture.ffn_hidden,
+            "moe-router-topk": mixture.experts_per_token,
+            "moe-router-score-function": mixture.router,
+            "moe-router-pre-softmax": mixture.router == "softmax" and not is_renormalized,
+            "moe-router-num-groups": mixture.router_groups if is_grouped else None,
+            "moe-router-group-topk": mixture.router_groups_kept if is_grouped else None,
+            "moe-router-topk-scaling-factor": scale if scale != 1 else None,
+            "moe-shared-expert-intermediate-size": mixture.shared_width or None,
         }
-    if model.key_value_rank is None:
+    if not isinstance(attention, LatentAttention):
         return found | {"multi-latent-attention": False}
     return found | {
         "multi-latent-attention": True,
-        "q-lora-rank": model.query_rank,
-        "kv-lora-rank": model.key_value_rank,
-        "qk-head-dim": model.head_dim - model.rotary_width,
-        "qk-pos-emb-head-dim": model.rotary_width,
-        "v-head-dim": model.value_dim,
+        "q-lora-rank": attention.query_rank,
+        "kv-lora-rank": attention.key_value_rank,
+        "qk-head-dim": attention.plain_width,
+        "qk-pos-emb-head-dim": attention.rotated_width,
+        "v-head-dim": attention.value_dim,
     }
 
 
@@ -997,23 +1010,24 @@ def _attention(problem: Problem) -> dict[str, object]:
     is rotated.
     """
     model, window = problem.model, _window(problem)
-    is_part = model.key_value_rank is None and model.rotary_width > 0
+    is_part = isinstance(model.attention, GroupedAttention) and _rotary_percent(model) > 0
     return {
         "window-size": window and f"({window - 1},0)",  # besides a position's own
-        "window-attn-skip-freq": (window and model.full_attention_every) or None,
-        "softmax-type": "learnable" if model.attention_sinks else "vanilla",
+        "window-attn-skip-freq": (window and model.keys()["full_attention_every"]) or None,
+        "softmax-type": "learnable" if model.attention.sinks else "vanilla",
         "rotary-percent": _rotary_percent(model) if is_part else 1.0,
     }
 
 
 def _window(problem: Problem) -> int | None:
     """Return the window of attention, None where sequences fit in it."""
-    window = problem.model.attention_window
+    window = problem.model.attention.window
     return None if (window or 0) >= problem.sequence_length else window
 
 
 def _rotary_percent(model: Model) -> float:
-    return model.rotary_width / model.head_dim
+    """Return which part of a head is stated to be rotated; 0 where nothing is stated."""
+    return model.rotary.width / model.attention.head_dim if model.rotary else 0.0
 
 
 def _refuse_other_activation(model: Model, said: Options) -> None:
@@ -1041,15 +1055,15 @@ def _refuse_other_activation(model: Model, said: Options) -> None:
         return
     what = f"{flags[0]} is there" if flags else "--swiglu is not there"
     stated = ACTIVATION_OF[flags[0]] if flags else "gelu"
-    if stated not in GELUS or model.activation not in GELUS:
-        reading.refuse_other_default(what, stated, model.activation)
+    if stated not in GELUS or model.feed_forward.activation not in GELUS:
+        reading.refuse_other_default(what, stated, model.feed_forward.activation)
 
 
 def _refuse_other_function(model: Model, root: Table) -> None:
     """Raise `InvalidInput` where a YAML file of Bridge, or of NeMo 1, states another activation
     than the model's. What is missing is the Bridge recipe's.
     """
-    is_gated = model.ffn_matrices == 3
+    is_gated = model.feed_forward.is_gated
     gates = root.flag("model.gated_linear_unit")
     if root.get("model.gated_linear_unit") is None:
         gates = is_gated
@@ -1069,11 +1083,10 @@ def _refuse_other_function(model: Model, root: Table) -> None:
         stated, known = NEMO_1_ACTIVATIONS.get(word, ()), [*NEMO_1_ACTIVATIONS]
         _refuse_unless_among(stated, "model.activation", word, model, f"one of {', '.join(known)}")
     for name, clamped in CLAMPED_BY.items():
-        key, expected = _bridge_key(name), clamped if model.activation == "swiglu_clamped" else 0.0
+        activation = model.feed_forward.activation
+        key, expected = _bridge_key(name), clamped if activation == "swiglu_clamped" else 0.0
         if (value := root.get(key, expected)) != expected:
-            raise bad_value(
-                key, value, f"{expected:g} with {model.activation}: no other is modeled"
-            )
+            raise bad_value(key, value, f"{expected:g} with {activation}: no other is modeled")
 
 
 def _refuse_unless_among(
@@ -1084,8 +1097,8 @@ def _refuse_unless_among(
     """
     if not stated:
         raise bad_value(key, word, expected)
-    if model.activation not in stated:
-        reading.refuse_other_default(f"{word} as {key}", stated[0], model.activation)
+    if model.feed_forward.activation not in stated:
+        reading.refuse_other_default(f"{word} as {key}", stated[0], model.feed_forward.activation)
 
 
 def _refuse_some(key: str, value: object, of_layers: Sequence[int], what: str) -> None:
@@ -1189,8 +1202,8 @@ def _rotary_scaling(model: Model) -> dict[str, object]:
     `MLASelfAttention`): g(mscale) / g(mscale_all_dim) and g(mscale_all_dim) ** 2, with g(m) = 0.1 m
     ln(factor) + 1.
     """
-    scaling = model.rotary_scaling
-    if model.key_value_rank is None:
+    scaling = model.rotary.scaling if model.rotary else None
+    if isinstance(model.attention, GroupedAttention):
         return {
             "--use-rope-scaling": scaling is not None,
             "--rope-scaling-factor": scaling.factor if scaling else None,

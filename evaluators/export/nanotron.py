@@ -62,14 +62,14 @@ class Nanotron(Tool):
     def refusals(self, problem: Problem, recipe: Recipe) -> Iterable[Refusal]:
         """Return other forms of the model than Llama's, and what nanotron does not run."""
         tool, schedule, sharding = self.title, recipe.schedule, recipe.sharding_name
-        model = problem.model
-        form = (model.positions, model.activation, model.norm)
+        model, mixture = problem.model, problem.model.mixture
+        form = (model.embedding.positions, model.feed_forward.activation, model.norm.kind)
         return (
             (form != ("rotary", "swiglu", "rmsnorm"), "model-unsaid",
              f"{tool} trains rotary, swiglu, rmsnorm models, not {', '.join(form)}"),
-            (model.experts and model.renormalized_experts, "model-unsaid",
+            (mixture and mixture.renormalized_experts, "model-unsaid",
              f"{tool} does not renormalize the probabilities of experts"),
-            (model.experts and recipe.tensor_parallel > 1, "experts-tensor",
+            (mixture and recipe.tensor_parallel > 1, "experts-tensor",
              f"{tool} has experts only with tensor_parallel 1"),
             (recipe.pipeline_parallel > 1 and schedule not in SCHEDULES, "schedule-unsaid",
              f"{tool} runs 1f1b and gpipe, not {schedule}"),
@@ -86,7 +86,7 @@ class Nanotron(Tool):
         return Export(arguments=("--config-file", FILE), files=files, notes=notes)
 
     def _settings(self, problem: Problem, recipe: Recipe) -> dict[str, Any]:
-        form = "qwen2" if problem.model.experts else "llama"
+        form = "qwen2" if problem.model.mixture else "llama"
         return {
             "general": {"project": "frontrunner", "run": "recipe", "seed": 42},
             "parallelism.dp": recipe.data_parallel,
@@ -101,13 +101,13 @@ class Nanotron(Tool):
             "model.init_method.std": 0.02,
             f"{MODEL}is_{form}_config": True,
             f"{MODEL}hidden_act": "silu",
-            f"{MODEL}max_position_embeddings": max(problem.model.max_positions or 0,
+            f"{MODEL}max_position_embeddings": max(problem.model.embedding.max_positions or 0,
                 problem.sequence_length),
-            f"{MODEL}vocab_size": problem.model.padded_vocabulary,
+            f"{MODEL}vocab_size": problem.model.embedding.padded_vocabulary,
             **_sizes(problem),
-            f"{MODEL}rope_theta": problem.model.rotary_theta,
+            f"{MODEL}rope_theta": problem.model.keys()["rotary_theta"],
             f"{MODEL}rope_interleaved": False,
-            f"{MODEL}rms_norm_eps": problem.model.norm_epsilon,
+            f"{MODEL}rms_norm_eps": problem.model.norm.epsilon,
             "tokenizer.tokenizer_name_or_path": None,
             "optimizer.zero_stage": 0 if recipe.sharding_name == "none" else 1,
             "optimizer.weight_decay": 0.1,
@@ -144,26 +144,29 @@ class Nanotron(Tool):
 
 
 def _sizes(problem: Problem) -> dict[str, int | bool]:
-    model = problem.model
-    experts: dict[str, int | bool] = {
-        f"{MOE}num_experts": model.experts,
-        f"{MOE}top_k": model.experts_per_token,
-        f"{MOE}moe_intermediate_size": model.ffn_hidden,
-        f"{MOE}enable_shared_expert": False,
-    }
+    model, mixture = problem.model, problem.model.mixture
+    experts: dict[str, int | bool] = {}
+    if mixture is not None:
+        experts = {
+            f"{MOE}num_experts": mixture.experts,
+            f"{MOE}top_k": mixture.experts_per_token,
+            f"{MOE}moe_intermediate_size": mixture.ffn_hidden,
+            f"{MOE}enable_shared_expert": False,
+        }
     return {
-        f"{MODEL}num_hidden_layers": model.layers,
+        f"{MODEL}num_hidden_layers": len(model.layers),
         f"{MODEL}hidden_size": model.hidden,
-        f"{MODEL}num_attention_heads": model.heads,
-        f"{MODEL}num_key_value_heads": model.kv_heads,
-        f"{MODEL}intermediate_size": model.ffn_hidden,
-        f"{MODEL}tie_word_embeddings": model.tied_embeddings,
-        **(experts if model.experts else {}),
+        f"{MODEL}num_attention_heads": model.attention.heads,
+        f"{MODEL}num_key_value_heads": model.attention.kv_heads,
+        f"{MODEL}intermediate_size": model.feed_forward.ffn_hidden,
+        f"{MODEL}tie_word_embeddings": model.head.tied,
+        **experts,
     }
 
 
 def _refuse_other_model(problem: Problem, root: Table) -> None:
-    experts = (root.number(f"{MOE}num_experts") or 0, problem.model.experts)
+    mixture = problem.model.mixture
+    experts = (root.number(f"{MOE}num_experts") or 0, mixture.experts if mixture else 0)
     reading.refuse_other_problem({f"{MOE}num_experts": experts})
     said: dict[str, tuple[object, object]] = {
         key: (root.get(key), value) for key, value in _sizes(problem).items()
@@ -171,13 +174,13 @@ def _refuse_other_model(problem: Problem, root: Table) -> None:
     heads, kv_heads = f"{MODEL}num_attention_heads", f"{MODEL}num_key_value_heads"
     said[kv_heads] = (
         root.get(kv_heads, root.get(heads)),
-        problem.model.kv_heads,
+        problem.model.attention.kv_heads,
     )  # by default as many as heads
     # Its model gates by it (`GLUActivation`), so that silu is SwiGLU.
     key = f"{MODEL}hidden_act"
     if (function := root.get(key, "silu")) != "silu":
         raise bad_value(key, function, "silu: no other is modeled")
-    reading.refuse_other_default(f"silu as {key}", "swiglu", problem.model.activation)
+    reading.refuse_other_default(f"silu as {key}", "swiglu", problem.model.feed_forward.activation)
     said["tokens.sequence_length"] = (root.get("tokens.sequence_length"), problem.sequence_length)
     said["model.dtype"] = (root.get("model.dtype", "bfloat16"), DTYPES[problem.precision])
     reading.refuse_other_problem(said)

@@ -335,9 +335,12 @@ def refuse_other_vocabulary(problem: Problem, key: str, found: int | None) -> No
     """Raise `InvalidInput` for a vocabulary that, padded as the problem's is, has another number of
     rows.
     """
-    multiple = problem.model.vocabulary_multiple
-    if found is not None and -(-found // multiple) * multiple != problem.model.padded_vocabulary:
-        refuse_other_problem({key: (found, problem.model.vocabulary)})
+    multiple = problem.model.embedding.vocabulary_multiple
+    if (
+        found is not None
+        and -(-found // multiple) * multiple != problem.model.embedding.padded_vocabulary
+    ):
+        refuse_other_problem({key: (found, problem.model.embedding.vocabulary)})
 
 
 def recipe_of(
@@ -356,7 +359,7 @@ def recipe_of(
                 f"{key} = {shown(value)} was given, but the configuration says"
                 f" {shown(choices[key])}"
             )
-    if problem.model.experts:
+    if problem.model.mixture:
         engine = "torch"  # the one that trains them
     choices = {"engine": engine, "devices": problem.cluster.devices, **choices}
     sharding, batch = choices.pop("sharding", "none"), choices.pop("global_batch_seqs", None)

@@ -16,7 +16,6 @@ import itertools
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from typing import Any
 
 from frontrunner.evaluators.export.base import (
@@ -39,7 +38,8 @@ from frontrunner.evaluators.export.reading import (
 )
 from frontrunner.evaluators.export.shell import Undecided
 from frontrunner.spaces.errors import InvalidInput, bad_value, shown, shown_key
-from frontrunner.spaces.model import Model, RotaryScaling
+from frontrunner.spaces.model.model import KEYS, Model
+from frontrunner.spaces.model.positions import RotaryScaling
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, RECOMPUTES, Recipe
 from frontrunner.spaces.stages import even_layers
@@ -182,7 +182,7 @@ class Torchtitan(Tool):
             recipe.copies,
             recipe.sharding_name,
         )
-        layers, stages, stated = problem.model.layers, recipe.stages, recipe.layers_per_stage
+        layers, stages, stated = len(problem.model.layers), recipe.stages, recipe.layers_per_stage
         in_8_bits = recipe.fp8 != "none"
         return (
             (in_8_bits and recipe.fp8 not in CONVERTERS, "fp8-unsaid",
@@ -191,7 +191,7 @@ class Torchtitan(Tool):
             (in_8_bits and _config_of(problem.model) is None, "fp8-model",
              f"{tool} converts to 8 bits a configuration of its own, and has none of this model: "
              f"{', '.join((*CONFIGS, *PRESET_CONFIGS))}"),
-            (in_8_bits and recipe.tensor_parallel > 1 and problem.model.biases == "all",
+            (in_8_bits and recipe.tensor_parallel > 1 and problem.model.feed_forward.has_biases,
                 "fp8-biases",
              f"{tool} {VERSION} converts the layers that share a bias over tensor_parallel "
              f"ranks to ones that add it "
@@ -253,7 +253,7 @@ class Torchtitan(Tool):
         notes = [
             *NOTES,
             *(() if known else (unknown,)),
-            *((balanced,) if problem.model.experts else ()),
+            *((balanced,) if problem.model.mixture else ()),
         ]
         if differs := DIFFERS.get(known or ""):
             notes.append(f"note: in torchtitan's {known} {differs}")
@@ -506,11 +506,10 @@ def _is(model: Model, stated: Mapping[str, Any]) -> bool:
     """Return whether a model has what a configuration states, and is a plain rotary RMSNorm SwiGLU
     model besides.
     """
-    plain: dict[str, Any] = {one.name: one.default for one in fields(Model)}
+    plain: dict[str, Any] = {name: one.default for name, one in KEYS.items()}
     wanted = plain | {"activation": "swiglu", "norm": "rmsnorm", **stated}
-    return all(
-        getattr(model, name) == value for name, value in wanted.items() if name not in EITHER
-    )
+    keys = model.keys()
+    return all(keys[name] == value for name, value in wanted.items() if name not in EITHER)
 
 
 def _layers_argument(problem: Problem, recipe: Recipe) -> int | None:
@@ -519,8 +518,8 @@ def _layers_argument(problem: Problem, recipe: Recipe) -> int | None:
     """
     if recipe.virtual_stages == (2 if recipe.schedule in LOOPED_SCHEDULES else 1):
         return None
-    per_stage = -(-problem.model.layers // recipe.stages)
-    return per_stage if -(-problem.model.layers // per_stage) == recipe.stages else 0
+    per_stage = -(-len(problem.model.layers) // recipe.stages)
+    return per_stage if -(-len(problem.model.layers) // per_stage) == recipe.stages else 0
 
 
 def _flag(said: Options, section: str, name: str, *, default: bool) -> bool:
@@ -567,7 +566,7 @@ def _stage_choices(problem: Problem, said: Options, pipeline_parallel: int) -> d
         raise bad_value(SCHEDULE, word, f"one of {', '.join(SCHEDULES.values())}")
     if per_stage is None:
         return {"schedule": schedule, "virtual_stages": 2 if schedule in LOOPED_SCHEDULES else 1}
-    virtual_stages, rest = divmod(-(-problem.model.layers // per_stage), pipeline_parallel)
+    virtual_stages, rest = divmod(-(-len(problem.model.layers) // per_stage), pipeline_parallel)
     if rest:
         raise bad_value(LAYERS_PER_STAGE, per_stage, "equally many stages per rank")
     return {"schedule": schedule, "virtual_stages": virtual_stages}

@@ -43,7 +43,7 @@ from frontrunner.evaluators.runs.measure import nodes_used
 from frontrunner.evaluators.runs.settings import ProbeSettings
 from frontrunner.spaces.errors import InvalidInput, bad_value, did_you_mean
 from frontrunner.spaces.legality import Reason
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import KEYS
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Survey
@@ -51,7 +51,7 @@ from frontrunner.spaces.space import Survey
 RECIPE_FIELDS = tuple(
     f.name for f in fields(Recipe) if f.name not in ("sharding", "layers_per_stage", "custom")
 )
-MODEL_FIELDS = tuple(f.name for f in fields(Model) if f.name != "name")
+MODEL_FIELDS = tuple(name for name in KEYS if name != "name")
 SPLICED, CUSTOM = "trainer_arguments", "custom_arguments"
 PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 CONDITION = re.compile(r"\{([a-z_]+)(?:=([^?{}]*))?\?((?:\{\{|\}\}|[^{}])*)\}")
@@ -166,7 +166,8 @@ def places(values: Mapping[str, str]) -> dict[str, str]:
 def field_values(request: CommandRequest) -> dict[str, str]:
     """Return every field that a template may name, as text; what is not set is empty."""
     recipe, problem, probe = request.recipe, request.problem, request.probe
-    values: dict[str, object] = {name: getattr(problem.model, name) for name in MODEL_FIELDS}
+    values: dict[str, object] = problem.model.keys()
+    del values["name"]
     values |= {name: getattr(recipe, name) for name in RECIPE_FIELDS}
     values |= {
         "data_parallel": recipe.data_parallel,
@@ -176,7 +177,7 @@ def field_values(request: CommandRequest) -> dict[str, str]:
         "global_batch": recipe.global_batch_seqs,
         "sequence_length": problem.sequence_length,
         "precision": problem.precision,
-        "padded_vocabulary": problem.model.padded_vocabulary,
+        "padded_vocabulary": problem.model.embedding.padded_vocabulary,
         "nodes": nodes_used(recipe, problem),
         "devices_per_node": min(recipe.devices, problem.cluster.devices_per_node),
         "steps": probe.most_steps,

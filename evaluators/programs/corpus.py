@@ -88,7 +88,7 @@ def _reading(data: DataSettings, path: str | None) -> Iterator[None]:
 
 
 def _check_file(path: str | None, problem: Problem, key: str) -> None:
-    vocabulary = problem.model.vocabulary
+    vocabulary = problem.model.embedding.vocabulary
     if (tokens := _token_file(path, problem)) is not None:
         count = _checked_tokens(tokens, problem, key)
     elif vocabulary < BYTE_VOCABULARY:
@@ -186,7 +186,7 @@ def _token_file(named: str | None, problem: Problem) -> Data | None:
     path = Path(named)
     if (prepared := described(path)) is not None:
         return Data(path=named, dtype=prepared.dtype, held_out_tokens=prepared.held_out_tokens)
-    return Data(path=named, dtype=dtype_for(problem.model.vocabulary))
+    return Data(path=named, dtype=dtype_for(problem.model.embedding.vocabulary))
 
 
 def _size_bytes(path: Path) -> int:
@@ -195,7 +195,7 @@ def _size_bytes(path: Path) -> int:
 
 
 def _checked_tokens(file: Data, problem: Problem, key: str) -> int:
-    path, vocabulary = Path(file.path), problem.model.vocabulary
+    path, vocabulary = Path(file.path), problem.model.embedding.vocabulary
     prepared = described(path)
     if prepared is not None:
         if prepared.vocabulary > vocabulary:

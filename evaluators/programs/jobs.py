@@ -162,7 +162,7 @@ def training_job(
         job,
         mode="train",
         train=train,
-        model=replace(job.model, routing="learned"),
+        model=job.model.with_keys(routing="learned") if job.model.mixture else job.model,
         optimizer=replace(job.optimizer, learning_rate=learning_rate),
         collective_timeout_s=COLLECTIVE_TIMEOUT_S,
     )

@@ -119,7 +119,7 @@ def _none_fits(
     settings: TableSettings, problem: Problem, held: Sequence[TableProblem]
 ) -> InvalidInput:
     return InvalidInput(
-        f"table.path = {settings.path} holds no problem of {problem.model.layers} layers of"
+        f"table.path = {settings.path} holds no problem of {len(problem.model.layers)} layers of"
         f" {problem.model.hidden}, sequence {problem.sequence_length}, global batch"
         f" {problem.global_batch} on {problem.cluster.devices} devices",
         hint=(

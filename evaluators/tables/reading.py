@@ -308,7 +308,7 @@ def _believed(table: TableProblem, left_out: Refusals) -> TableProblem:
 
 
 def _why_not_believed(row: TableRow, table: TableProblem) -> str | None:
-    degree, heads = row.recipe.tensor_parallel, table.problem.model.heads
+    degree, heads = row.recipe.tensor_parallel, table.problem.model.attention.heads
     if degree > heads:
         return f"tensor-parallel degree {degree} for {heads} heads"
     if isinstance(row.outcome, Measurement):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +42,8 @@ from frontrunner.results.outcome import (
 from frontrunner.spaces.cluster import PRECISIONS, ByPrecision, Cluster, Links
 from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.errors import free_among
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.attention import LatentAttention
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.presets import cluster_preset, device_preset, model_preset, preset_names
 from frontrunner.spaces.problem import GlobalBatch, Problem, SoftwareSettings
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe
@@ -90,12 +91,10 @@ _PRESETS = tuple(
     )
     for table in map(model_preset, preset_names("models"))
 )
-_STATED = attrgetter(
-    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "positions",
-    "ffn_matrices", "norm",
+_STATED = itemgetter(
+    "layers", "hidden", "heads", "kv_heads", "ffn_hidden", "vocabulary", "positions", "norm",
     "tied_embeddings", "attention", "experts", "experts_per_token", "shared_experts",
-    "dense_layers",
-    "dense_ffn_hidden", "key_value_rank", "query_rank",
+    "dense_layers", "dense_ffn_hidden", "key_value_rank", "query_rank",
 )  # fmt: skip
 LATENT = ("key_value_rank", "query_rank", "head_width", "rotary_width", "value_width")
 LINKS = ("node_gb_per_s", "nic_gb_per_s", "nics_per_node")
@@ -294,7 +293,7 @@ def _problem(rows: list[Row], left_out: Refusals) -> TableProblem | None:
     for row in rows:
         try:
             problem = problem or _problem_of(row)
-            recipe = recipe_of(row, problem.model.layers)
+            recipe = recipe_of(row, len(problem.model.layers))
             if recipe.fp8 != "none" and problem.cluster.peak_flops("fp8") is None:
                 raise ValueError(f"no peak in fp8 for {row.hardware}")
             made.append(
@@ -344,13 +343,13 @@ def model_of(row: Row) -> Model:
             f"shared experts {row.shared_experts} are of another width than the others"
         )
     dense, latent = int(row.dense_layers), latent_of(row)
-    widths = {name: getattr(latent, name) for name in LATENT} if latent else {}
+    widths = {name: latent.keys()[name] for name in LATENT} if latent else {}
     width = (
         row.ffn_hidden
         if _is_count(row.ffn_hidden)
         else (4 if row.two_matrices else schema.SWIGLU_WIDTH) * hidden
     )
-    found = Model(
+    keys: dict[str, Any] = dict(
         name=row.model or "unnamed",
         layers=layers,
         hidden=hidden,
@@ -374,15 +373,26 @@ def model_of(row: Row) -> Model:
         **widths,
         **windows(row),
     )
+    found = Model.from_keys(**keys)
+    if found.embedding.has_learned_positions:
+        return found
+    preset: Model | None = next(
+        (one for one in _PRESETS if _is_stated(one, found, row.activation)), None
+    )
+    if preset is None:
+        return found
     # What rows do not state of a preset, such as the range of its rotary positions, is part of its
     # recipes' ids.
-    alike = (
-        one
-        for one in _PRESETS
-        if _STATED(one) == _STATED(found) and row.activation in ("", one.activation)
+    return preset.with_keys(**{key: keys[key] for key in ("name", "routing", "mtp_layers")})
+
+
+def _is_stated(preset: Model, model: Model, activation: str) -> bool:
+    """Return whether a preset agrees with all that the row of a model states."""
+    return (
+        _STATED(preset.keys()) == _STATED(model.keys())
+        and preset.feed_forward.matrices == model.feed_forward.matrices
+        and activation in ("", preset.feed_forward.activation)
     )
-    preset = next(alike, found) if found.positions == "rotary" else found
-    return replace(preset, name=found.name, routing=found.routing, mtp_layers=found.mtp_layers)
 
 
 def _usual_activation(row: Row) -> str:
@@ -403,11 +413,15 @@ def latent_of(row: Row) -> Model | None:
     if row.attention.upper() != "MLA":
         return None
     found: Model | None = next(
-        (one for one in _PRESETS if one.key_value_rank and one.hidden == row.hidden), None
+        (one for one in _PRESETS if _is_latent(one) and one.hidden == row.hidden), None
     )
     if found is None:
         raise ValueError(f"no preset with latent attention has hidden {row.hidden:.0f}")
     return found
+
+
+def _is_latent(model: Model) -> bool:
+    return isinstance(model.attention, LatentAttention)
 
 
 def windows(row: Row) -> dict[str, Any]:
@@ -423,20 +437,16 @@ def head_width(row: Row) -> float:
     part, else usual.
     """
     found = latent_of(row) or preset_like(row)
-    return found.head_dim if found else schema.over(row.hidden, row.heads)
+    return found.attention.head_dim if found else schema.over(row.hidden, row.heads)
 
 
 def preset_like(row: Row) -> Model | None:
     """Return the preset whose layers a row's model has, by its heads and feed-forward part, if one
     has.
     """
-    stated = (row.hidden, row.heads, row.kv_heads, row.ffn_hidden, row.experts)
-    alike = (
-        one
-        for one in _PRESETS
-        if stated == (one.hidden, one.heads, one.kv_heads, one.ffn_hidden, one.experts)
-    )
-    return next(alike, None)
+    names = ("hidden", "heads", "kv_heads", "ffn_hidden", "experts")
+    stated = attrgetter(*names)(row)
+    return next((one for one in _PRESETS if itemgetter(*names)(one.keys()) == stated), None)
 
 
 def routing_of(row: Row) -> str:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from frontrunner.spaces import hugging_face
 from frontrunner.spaces.errors import InvalidInput, read_bytes, shown_key
-from frontrunner.spaces.model import ACTIVATIONS, GATED
+from frontrunner.spaces.model.feed_forward import ACTIVATIONS, GATED
 from frontrunner.spaces.recipe import DIMENSIONS, RECOMPUTES
 from frontrunner.spaces.space import DEGREES
 

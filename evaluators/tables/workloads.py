@@ -52,7 +52,7 @@ from frontrunner.evaluators.tables.rows import (
 )
 from frontrunner.evaluators.tables.schema import Refusals, Row
 from frontrunner.spaces.cluster import PRECISIONS, Cluster
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 
 
 @dataclass(frozen=True)
@@ -198,32 +198,28 @@ def modelled(row: Row) -> Model:
         **windows(row),
     }
     if latent:
-        keys |= {name: getattr(latent, name) for name in LATENT}
+        keys |= {name: latent.keys()[name] for name in LATENT}
     if like:
-        keys |= {
-            "post_norms": like.post_norms,
-            "qk_norm": like.qk_norm,
-            "rotary_scaling": like.rotary_scaling,
-        }
+        keys |= {name: like.keys()[name] for name in ("post_norms", "qk_norm", "rotary_scaling")}
     if row.experts:
         keys |= {
             "experts": int(row.experts),
             "experts_per_token": max(int(row.top_k), 1),
             "shared_experts": int(row.shared),
             "routing": routing_of(row),
-            "balancing": routed.balancing if routed else "loss",
-            "biases": like.biases if like and like.biases == "all" else "none",
-            "router_groups": latent.router_groups if latent else 1,
-            "router_groups_kept": latent.router_groups_kept if latent else 1,
+            "balancing": routed.mixture.balancing if routed and routed.mixture else "loss",
+            "biases": "all" if like and like.mixture and like.mixture.has_biases else "none",
+            "router_groups": latent.keys()["router_groups"] if latent else 1,
+            "router_groups_kept": latent.keys()["router_groups_kept"] if latent else 1,
         }
         if row.dense_layers:
             keys["dense_layers"] = int(row.dense_layers)
             keys["dense_ffn_hidden"] = int(row.dense_ffn_hidden)
-    return Model(**keys)
+    return Model.from_keys(**keys)
 
 
 def _activation(row: Row, like: Model | None) -> str:
-    stated = row.activation or (like.activation if like else "")
+    stated = row.activation or (like.feed_forward.activation if like else "")
     if row.two_matrices:
         return "gelu"
     return "swiglu_clamped" if stated == "swiglu_clamped" else "swiglu"
@@ -311,18 +307,21 @@ def _recompute(rows: Sequence[Row]) -> RecomputeRows:
 def _layers(row: Row, model: Model, split: LayerSplit) -> tuple[Counts, Counts, Counts]:
     """Return the layers of the pipeline's first, fullest between, and last rank."""
     ranks = int(row.pp) if row.pp == row.pp else 1
-    if model.mtp_layers:
-        counts: Sequence[int] = layers_before_mtp(model.layers, ranks, model.mtp_layers)
+    if model.prediction.layers:
+        counts: Sequence[int] = layers_before_mtp(len(model.layers), ranks, model.prediction.layers)
     else:
-        counts = split_layers(split, model.layers, ranks, _head_layers(model))
+        counts = split_layers(split, len(model.layers), ranks, _head_layers(model))
     return ends(by_kind(counts, model))
 
 
 def _head_layers(model: Model) -> float:
     """Return the head's parameters over those of a layer that a token goes through."""
-    feed_forward = max(model.experts_per_token, 1) * model.ffn_matrices * model.ffn_hidden
-    width = 2 * model.q_hidden + model.kv_heads * (model.head_dim + model.value_dim)
-    return model.padded_vocabulary / (width + feed_forward)
+    attention, feed_forward = model.attention, model.feed_forward
+    chosen = model.mixture.experts_per_token if model.mixture else 1
+    width = 2 * attention.q_hidden + attention.kv_heads * (attention.head_dim + attention.value_dim)
+    width += chosen * feed_forward.matrices * feed_forward.ffn_hidden
+    head: float = model.embedding.padded_vocabulary / width
+    return head
 
 
 def _is_compiled(row: Row) -> bool:

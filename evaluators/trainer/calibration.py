@@ -27,7 +27,7 @@ from frontrunner.evaluators.trainer.optimizer import COMPUTE_TYPES
 from frontrunner.evaluators.trainer.rendezvous import rank_device, set_local_rank_env
 from frontrunner.evaluators.trainer.run import leave, synchronize, write_json
 from frontrunner.evaluators.trainer.telemetry import describe_software
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 
 COLLECTIVE_TIMEOUT = dt.timedelta(seconds=120)
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
@@ -46,10 +46,9 @@ MESSAGE_BYTES = {
 }
 """A small and a large message first: should time run out, there is a line through them."""
 TRANSFER_BYTES = (1 * MIB, 16 * MIB, 256 * MIB)
-TINY = Model(
+TINY = Model.from_keys(
     name="tiny", layers=4, hidden=64, heads=1, kv_heads=1, ffn_hidden=64, vocabulary=64,
-    activation="swiglu",
-    norm="rmsnorm",
+    activation="swiglu", norm="rmsnorm",
 )  # fmt: skip
 """Blocks with next to nothing to compute, so that their time is what it takes to issue them."""
 TINY_TOKENS = 8
@@ -291,7 +290,9 @@ def _stream(device: torch.device, kernel: str, values: int) -> Operation:
 
 def _layers(device: torch.device) -> Operation:
     """Run forward and backward passes of the trainer's own blocks over a few tokens."""
-    blocks = Gpt(TINY, sequence_length=TINY_TOKENS, layers=range(TINY.layers)).to(device).blocks
+    blocks = (
+        Gpt(TINY, sequence_length=TINY_TOKENS, layers=range(len(TINY.layers))).to(device).blocks
+    )
     tokens = torch.randn(1, TINY_TOKENS, TINY.hidden, device=device, requires_grad=True)
 
     def run() -> None:
@@ -323,7 +324,7 @@ def _transfer(device: torch.device, size: int, direction: str, *, pinned: bool) 
 
 def measure(device: torch.device, seconds: float, ranks_per_node: int) -> dict[str, Any]:
     """Return what all ranks measured together."""
-    reach, passes = levels(ranks_per_node), 2 * TINY.layers
+    reach, passes = levels(ranks_per_node), 2 * len(TINY.layers)
     clock = Clock(device)
     sections: dict[str, list[Iterable[Cell]]] = {
         "memory": [memory_cells(device)],

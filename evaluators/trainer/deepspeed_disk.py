@@ -124,13 +124,17 @@ def tensors_on_disk(optimizer: Any) -> dict[int, Tensor]:
 
 def _group(job: Job) -> int:
     """Elements of one rank's optimizer that are in memory at a time: its share of a layer."""
-    return max(LEAST_GROUP, job.model.matmul_parameters_per_layer // job.recipe.data_parallel)
+    return max(LEAST_GROUP, job.model.layers[-1].matmul_parameters // job.recipe.data_parallel)
 
 
 def _largest_share(job: Job) -> int:
     model = job.model
     rows = max(
-        model.padded_vocabulary, model.ffn_hidden, model.hidden, model.q_hidden, job.sequence_length
+        model.embedding.padded_vocabulary,
+        model.feed_forward.ffn_hidden,
+        model.hidden,
+        model.attention.q_hidden,
+        job.sequence_length,
     )
     return -(-rows * model.hidden // job.recipe.data_parallel)
 

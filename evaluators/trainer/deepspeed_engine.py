@@ -98,7 +98,7 @@ def configuration(job: Job, *, parameters: int) -> dict[str, Any]:
 
 def _zero(job: Job, parameters: int) -> dict[str, Any]:
     recipe, stage = job.recipe, zero_stage(job)
-    a_block = max(1, parameters // job.model.layers)
+    a_block = max(1, parameters // len(job.model.layers))
     bucket = min(LARGEST_BUCKET, a_block if stage == 3 else max(1, parameters))
     settings: dict[str, Any] = {
         "stage": stage,
@@ -306,14 +306,14 @@ class WholeStepper(DeepSpeedStepper):
             Gpt,
             shape,
             sequence_length=job.sequence_length,
-            layers=range(shape.layers),
+            layers=range(len(shape.layers)),
             recipe=self.recipe,
         )
         if zero_stage(job) < 3 or self.recipe.tensor_parallel > 1:
             with torch.device("meta"):
                 model = make()
             model.to_empty(device=self.device)
-            initialize(model.named_parameters(), seed=job.seed, layers=shape.layers)
+            initialize(model.named_parameters(), seed=job.seed, layers=len(shape.layers))
             return model
         import deepspeed
 
@@ -323,7 +323,7 @@ class WholeStepper(DeepSpeedStepper):
         for name, parameter in model.named_parameters():
             with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
                 if dist.get_rank() == 0:
-                    initialize([(name, parameter)], seed=job.seed, layers=shape.layers)
+                    initialize([(name, parameter)], seed=job.seed, layers=len(shape.layers))
         return model
 
     def _loss(self, batch: Batch, *, trains: bool) -> Tensor:
@@ -347,7 +347,7 @@ class StagedStepper(DeepSpeedStepper):
         recipe = self.recipe
         # A stage is one layer to DeepSpeed, so that stages hold the same layers as those of the
         # torch engine.
-        stages = stage_layers(self.job.model.layers, recipe)
+        stages = stage_layers(len(self.job.model.layers), recipe)
         model: nn.Module = PipelineModule(
             layers=[
                 LayerSpec(_Stage, self.job, self.layout, layers, self.device) for layers in stages
@@ -384,7 +384,7 @@ class _Stage(Gpt):
         if job.recipe.tensor_parallel > 1:
             split_blocks(self, job.model, tensor_ranks, sequence_parallel=False)
         self.to_empty(device=device)
-        initialize(self.named_parameters(), seed=job.seed, layers=job.model.layers)
+        initialize(self.named_parameters(), seed=job.seed, layers=len(job.model.layers))
         # DeepSpeed counts parameters without this mark once, and those with it on every rank, in
         # the gradient norm.
         split = [

@@ -21,8 +21,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from frontrunner.evaluators.trainer.layout import exchanged
 from frontrunner.evaluators.trainer.model import Gpt
-from frontrunner.evaluators.trainer.parts.experts import counts_on_host
-from frontrunner.spaces.model import Model
+from frontrunner.evaluators.trainer.parts.experts import on_host
+from frontrunner.spaces.model.feed_forward import MixtureOfExperts
+from frontrunner.spaces.model.model import Model
 
 
 class ExpertRanks:
@@ -104,7 +105,7 @@ class Dispatched:
     def __init__(self, ranks: ExpertRanks, rows: Tensor, sent: Tensor, received: Tensor) -> None:
         self._ranks = ranks
         totals = torch.cat([sent.sum(dim=1).unsqueeze(0), received.sum(dim=2)])
-        self._sent, *all_received = counts_on_host(totals, rows=len(rows))
+        self._sent, *all_received = on_host(totals, rows=len(rows))
         self._received, self._lengths = (
             all_received[ranks.tensor_rank],
             [sum(one) for one in all_received],
@@ -156,7 +157,7 @@ class ExpertLoads:
     def __init__(self, parts: Iterable[nn.Module], shape: Model, *, ranks_of_stage: int) -> None:
         named = [one for part in parts for one in cast("Gpt", part).mixtures.items()]
         self._mixtures = {int(name.removeprefix("blocks.")): mixture for name, mixture in named}
-        self._shape = shape
+        self._layers, self._mixture = len(shape.layers), cast("MixtureOfExperts", shape.mixture)
         self._ranks = ranks_of_stage
         self._steps: list[
             Tensor
@@ -167,7 +168,7 @@ class ExpertLoads:
     def end_step(self, device: torch.device) -> None:
         """Take over the counts of a step's forward passes."""
         rows = torch.zeros(
-            self._shape.layers, self._shape.experts + 1, dtype=torch.int64, device=device
+            self._layers, self._mixture.experts + 1, dtype=torch.int64, device=device
         )
         for layer, mixture in self._mixtures.items():
             passes, mixture.loads = mixture.loads or [], []
@@ -187,7 +188,7 @@ class ExpertLoads:
         of_ranks = fullest / (total[..., -1].double() / self._ranks)
         # Layers without experts are 0 / 0.
         return {
-            "routing": self._shape.routing,
+            "routing": self._mixture.routing,
             "expert_imbalance": of_experts.nanmean(dim=-1).tolist(),
             "rank_imbalance": of_ranks.nanmean(dim=-1).tolist(),
         }

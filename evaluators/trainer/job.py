@@ -8,12 +8,12 @@ numpy.
 
 import json
 import typing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-from frontrunner.spaces.document import read_plain
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.document import as_table, read_plain
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.recipe import Recipe
 
 VERSION = 2
@@ -150,7 +150,7 @@ class Job:
 
     def to_json(self) -> str:
         """Return the text of the job file."""
-        return json.dumps(asdict(self), allow_nan=False)
+        return json.dumps(as_table(self), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -164,10 +164,10 @@ class Job:
             raise ValueError(
                 f"custom knob {flags[0]} is an argument of another trainer: this one takes none"
             )
-        if job.model.mtp_layers:
+        if further := job.model.prediction.layers:
             raise ValueError(
-                f"job.model.mtp_layers is {job.model.mtp_layers}, expected 0: this trainer predicts"
-                " no further tokens"
+                f"job.model.mtp_layers is {further}, expected 0: this trainer predicts no further"
+                " tokens"
             )
         if getattr(job, job.mode) is None:
             raise ValueError(f"job.mode is {job.mode!r}, so job.{job.mode} must not be null")

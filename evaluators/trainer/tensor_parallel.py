@@ -34,9 +34,9 @@ from frontrunner.evaluators.trainer.layout import exchanged
 from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.parts.block import Block
 from frontrunner.evaluators.trainer.parts.head import TiedHead
-from frontrunner.evaluators.trainer.parts.mixture import MixtureOfExperts
+from frontrunner.evaluators.trainer.parts.mixture import MixtureModule
 from frontrunner.evaluators.trainer.parts.router import wide_product
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 
 
 class TensorRanks:
@@ -301,7 +301,7 @@ def split_blocks(
     for block in cast("Iterable[Block]", model.blocks.values()):
         parts = [block.attention, block.feed_forward]
         if isinstance(
-            mixture := block.feed_forward, MixtureOfExperts
+            mixture := block.feed_forward, MixtureModule
         ):  # a rank's own positions go through whole experts
             mixture.router = cast("Any", SequenceRouter(mixture.router, ranks))
             parts = [block.attention, *([] if mixture.shared is None else [mixture.shared])]
@@ -329,9 +329,8 @@ def _split(name: str, whole: nn.Module, shape: Model, ranks: TensorRanks) -> OnL
         "_down"
     ):  # each rank has the latent vectors whole, and gradients of its own heads
         return SequenceLinear(whole, ranks)
-    if name in ("key", "value") and shape.kv_heads < ranks.size:
-        head = ranks.number * shape.kv_heads // ranks.size
-        return ReplicatedHeads(
-            whole, ranks, slice(head * shape.head_dim, (head + 1) * shape.head_dim)
-        )
+    kv_heads, width = shape.attention.kv_heads, shape.attention.head_dim
+    if name in ("key", "value") and kv_heads < ranks.size:
+        head = ranks.number * kv_heads // ranks.size
+        return ReplicatedHeads(whole, ranks, slice(head * width, (head + 1) * width))
     return SplitLinear(whole, ranks, Shard(0))

@@ -32,7 +32,7 @@ from frontrunner.evaluators.trainer.job import Job
 from frontrunner.evaluators.trainer.layout import Layout, stage_layers, stages_of_rank
 from frontrunner.evaluators.trainer.model import Gpt, initialize
 from frontrunner.evaluators.trainer.parts.block import Block
-from frontrunner.evaluators.trainer.parts.feed_forward import FeedForward
+from frontrunner.evaluators.trainer.parts.feed_forward import FeedForwardModule
 from frontrunner.evaluators.trainer.parts.head import mean_cross_entropy
 from frontrunner.evaluators.trainer.parts.mixture import Balance
 from frontrunner.evaluators.trainer.run import StepOutcome, Stepper, synchronize
@@ -86,7 +86,7 @@ def multiply_in_8_bits(module: Gpt, scaling: str, *, emulate: bool = False) -> N
     for block in cast("Iterable[Block]", module.blocks.values()):
         for part in (
             block.attention,
-            *(one for one in block.modules() if isinstance(one, FeedForward)),
+            *(one for one in block.modules() if isinstance(one, FeedForwardModule)),
         ):
             convert(part)
             for split in part.modules():
@@ -165,16 +165,16 @@ def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -
         apply_expert_parallel(module, layout.experts["experts", "expert_tensor"])
     for mixture in module.mixtures.values():
         if recipe.sequence_parallel:
-            mixture.sequence_groups.append(layout.mesh["tensor"].get_group())
-            mixture.summed_ranks = recipe.tensor_parallel
+            mixture.parts.append(layout.mesh["tensor"].get_group())
+            mixture.summed = recipe.tensor_parallel
         if layout.context is not None:
-            mixture.sequence_groups.append(layout.context.group)
+            mixture.parts.append(layout.context.group)
     part = spread(module, layout, job.precision, device)
     if recipe.async_tensor_parallel:
         overlap_when_compiled(layout.mesh["tensor"])
     if recipe.compile:
         module.compile_blocks(partial(compiled, device_type=job.device), device)
-    initialize(part.named_parameters(), seed=job.seed, layers=job.model.layers, device=device)
+    initialize(part.named_parameters(), seed=job.seed, layers=len(job.model.layers), device=device)
     part.publish()
     return part
 
@@ -186,7 +186,7 @@ class TorchStepper(Stepper):
         super().__init__(job, layout, data, device)
         self.scale = optimizer.LossScale(job.precision, device)
         self.runs_ahead = job.mode == "train" and device.type != "cpu" and not self.scale.is_active
-        recipe, ranges = job.recipe, stage_layers(job.model.layers, job.recipe)
+        recipe, ranges = job.recipe, stage_layers(len(job.model.layers), job.recipe)
         self._parts = {
             stage: _build_part(job, layout, ranges[stage], device)
             for stage in stages_of_rank(recipe, layout.pipeline_rank)
@@ -195,7 +195,7 @@ class TorchStepper(Stepper):
         for name, mixture in (
             one for part in self._parts.values() for one in cast("Gpt", part.model).mixtures.items()
         ):
-            mixture.scale_loss = lambda loss: self.scale.scaled(loss / recipe.accumulation)
+            mixture.weigh = lambda loss: self.scale.scaled(loss / recipe.accumulation)
             if mixture.balance is not None:
                 self._balances[name] = mixture.balance.on(device)
         self._named = [named for part in self._parts.values() for named in part.named_parameters()]
@@ -206,7 +206,7 @@ class TorchStepper(Stepper):
         self._holders = (
             recipe.copies * recipe.tensor_parallel
         )  # the ranks that hold the same pipeline stage
-        if job.model.experts and job.mode == "probe":
+        if job.model.mixture and job.mode == "probe":
             models = [part.model for part in self._parts.values()]
             self.telemetry.experts = ExpertLoads(models, job.model, ranks_of_stage=self._holders)
         self._pipeline = layout.mesh["pipeline"].get_group()

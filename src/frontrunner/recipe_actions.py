@@ -315,7 +315,7 @@ def step_choices(recipe: Recipe, spec: CampaignSpec) -> dict[str, list[Choice]]:
     """Return the values that each dimension of `LocalStore.step` can take in a legal recipe, the
     others as they are.
     """
-    layers = spec.problem.model.layers
+    layers = len(spec.problem.model.layers)
     listed: dict[str, Sequence[Choice]] = {
         "schedule": SCHEDULES,
         "pipeline_parallel": [count for count in divisors(recipe.devices) if count <= layers],

@@ -8,13 +8,13 @@ import pytest
 
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey
 
 GIB = 2**30
-MODEL = Model(
+MODEL = Model.from_keys(
     name="toy", layers=16, hidden=1024, heads=16, kv_heads=16, ffn_hidden=4096, vocabulary=32000
 )
 CLUSTER = Cluster(
@@ -51,7 +51,9 @@ class Machine:
         kept = (
             2 if recipe.recompute == "full" else 34
         )  # bytes an element of the hidden state: arXiv 2205.05198
-        elements = recipe.micro_batch_seqs * PROBLEM.sequence_length * MODEL.hidden * MODEL.layers
+        elements = (
+            recipe.micro_batch_seqs * PROBLEM.sequence_length * MODEL.hidden * len(MODEL.layers)
+        )
         return int(MODEL.parameters / share * state_bytes + elements / share * kept * in_flight)
 
     def step_time_s(self, recipe: Recipe) -> float:

@@ -7,7 +7,7 @@ import sys
 from frontrunner.results.outcome import Failure, FailureKind, Measurement, Outcome
 from frontrunner.search.strategy import STRATEGIES, Told, make_strategy
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space
@@ -33,7 +33,7 @@ def probe(recipe: Recipe) -> Outcome:
 
 
 def main() -> None:
-    model = Model(
+    model = Model.from_keys(
         name="toy", layers=8, hidden=64, heads=8, kv_heads=8, ffn_hidden=256, vocabulary=512
     )
     cluster = Cluster(

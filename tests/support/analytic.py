@@ -11,7 +11,7 @@ from frontrunner.evaluators.analytic.codes import MEGATRON_GPT, Software
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 
@@ -28,7 +28,7 @@ A100 = Cluster(
     compute_units=108,
     links=Links(node_gb_per_s=300, nic_gb_per_s=25, nics_per_node=8),
 )
-GPT_22B = Model(
+GPT_22B = Model.from_keys(
     name="gpt-22b", layers=48, hidden=6144, heads=64, kv_heads=64, ffn_hidden=24576,
     vocabulary=51200,
     tied_embeddings=True, attention="math",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.legality import why_illegal
-from frontrunner.spaces.model import Model, RotaryScaling
+from frontrunner.spaces.model.model import KEYS, Model
+from frontrunner.spaces.model.positions import RotaryScaling
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import (
     DIMENSIONS,
@@ -25,7 +26,7 @@ from frontrunner.spaces.recipe import (
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.stages import balanced_layers, even_layers
 
-MODEL_KEYS = {one.name for one in fields(Model)}
+MODEL_KEYS = KEYS.keys()
 
 
 def problem(**changes: Any) -> Problem:
@@ -66,7 +67,7 @@ def problem(**changes: Any) -> Problem:
             key
         ] = value
     return Problem(
-        model=Model(**model),
+        model=Model.from_keys(**model),
         cluster=Cluster(**cluster),
         global_batch=GlobalBatch(minimum=1, maximum=4096),
         **fields,
@@ -109,7 +110,7 @@ def recipes(draw: Callable[[Any], Any], of: Problem) -> Recipe:
         "none" if pp == 1 else draw(st.sampled_from([word for word in SCHEDULES if word != "none"]))
     )
     virtual = draw(st.sampled_from([2, 2, 3])) if schedule in LOOPED_SCHEDULES else 1
-    copies, has_experts = dp * cp, of.model.experts > 0
+    copies, has_experts = dp * cp, of.model.mixture is not None
     names = [
         "none",
         "zero-1",
@@ -135,9 +136,9 @@ def recipes(draw: Callable[[Any], Any], of: Problem) -> Recipe:
         expert_tensor_parallel=draw(st.sampled_from([1, 1, 2, 4])) if has_experts else 1,
     )
     found = _with_levers(draw, found)
-    if draw(st.booleans()) and found.stages <= of.model.layers:
+    if draw(st.booleans()) and found.stages <= len(of.model.layers):
         balanced = balanced_layers(found, of)
-        even = even_layers(of.model.layers, found.stages)
+        even = even_layers(len(of.model.layers), found.stages)
         found = replace(found, layers_per_stage=() if balanced == even else balanced)
     return found if why_illegal(found, of) is None else draw(recipes(of))
 

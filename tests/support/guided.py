@@ -8,11 +8,11 @@ import numpy as np
 
 from frontrunner.search.guided.prior import Prior
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.space import Space
 
-MODEL = Model(
+MODEL = Model.from_keys(
     name="m", layers=16, hidden=2048, heads=16, kv_heads=16, ffn_hidden=8192, vocabulary=32000
 )
 CLUSTER = Cluster(

@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 
-MODEL = Model(
+MODEL = Model.from_keys(
     name="toy",
     layers=12,
     hidden=192,

@@ -130,7 +130,9 @@ def deepspeed_training(job: Job, rank: int, init_method: str) -> dict[str, list[
     assert job.train is not None
     outcomes = [stepper.step(number) for number in range(1, job.train.steps + 1)]
     with torch.device("meta"):
-        model = Gpt(job.model, sequence_length=job.sequence_length, layers=range(job.model.layers))
+        model = Gpt(
+            job.model, sequence_length=job.sequence_length, layers=range(len(job.model.layers))
+        )
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     tensors = {}
     for its_name, parameter in stepper._engine.module.named_parameters():
@@ -173,7 +175,7 @@ def first_weights(job: Job, rank: int, _: str) -> tuple[list[str], float]:
     """
     model._VALUES_PER_SEED = 200  # 3 rows of 64
     whole = model.Gpt(
-        job.model, sequence_length=job.sequence_length, layers=range(job.model.layers)
+        job.model, sequence_length=job.sequence_length, layers=range(len(job.model.layers))
     )
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=job.recipe.devices)
     drawn = [0]
@@ -190,7 +192,7 @@ def first_weights(job: Job, rank: int, _: str) -> tuple[list[str], float]:
     named = part.named_parameters()
     for parameters in (named, list(whole.named_parameters())):
         drawn.append(0)
-        model.initialize(parameters, seed=job.seed, layers=job.model.layers)
+        model.initialize(parameters, seed=job.seed, layers=len(job.model.layers))
     expected, differing = dict(whole.named_parameters()), []
     for name, parameter in named:
         size, offset = compute_local_shape_and_global_offset(

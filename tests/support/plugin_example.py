@@ -21,7 +21,7 @@ def my_trainer(request: CommandRequest) -> Command | Reason:
         files={
             "run.ini": f"""\
 [model]
-layers = {problem.model.layers}
+layers = {len(problem.model.layers)}
 hidden = {problem.model.hidden}
 [run]
 tensor_parallel = {recipe.tensor_parallel}

@@ -23,7 +23,8 @@ from torch.nn import functional
 from frontrunner.evaluators.trainer.data import TokenFile, write_token_file
 from frontrunner.evaluators.trainer.job import Data, Job, Optimizer, Probe, Train
 from frontrunner.evaluators.trainer.model import Gpt, initialize
-from frontrunner.spaces.model import Model, RotaryScaling
+from frontrunner.spaces.model.model import Model
+from frontrunner.spaces.model.positions import RotaryScaling
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 
@@ -100,7 +101,7 @@ def small_model(**changes: Any) -> Model:
     }
     if changes.get("positions") == "learned":
         shape["max_positions"] = 4096
-    return Model(**(shape | changes))
+    return Model.from_keys(**(shape | changes))
 
 
 def small_recipe(**changes: Any) -> Recipe:
@@ -172,7 +173,8 @@ def training_job(job: Job, *, clip_norm: float | None = CLIP_NORM) -> Job:
     a fault does.
     """
     rate = 0.02 if clip_norm == CLIP_NORM else 0.002
-    steps = BALANCING_STEPS if job.model.balancing == "bias" else STEPS
+    mixture = job.model.mixture
+    steps = BALANCING_STEPS if mixture and mixture.balancing == "bias" else STEPS
     train = Train(
         steps=steps,
         warm_up_steps=0,
@@ -212,8 +214,8 @@ def reference(job: Job, *, learning_rate_scale: float = 1.0) -> Trained:
         assert job.probe is not None
         steps = job.probe.warm_up_steps + job.probe.measured_steps
     torch.set_num_threads(1)
-    model = Gpt(job.model, sequence_length=job.sequence_length, layers=range(job.model.layers))
-    initialize(model.named_parameters(), seed=job.seed, layers=job.model.layers)
+    model = Gpt(job.model, sequence_length=job.sequence_length, layers=range(len(job.model.layers)))
+    initialize(model.named_parameters(), seed=job.seed, layers=len(job.model.layers))
     model.double()
     options = job.optimizer
     optimizer = torch.optim.SGD(

@@ -260,13 +260,13 @@ def test_plain_model_computes_what_the_trainers_does() -> None:
     }  # fmt: skip
     for cell in CPU_CELLS:
         model, _ = planned(cell, CLUSTER)
-        ours = Gpt(model, sequence_length=cell.sequence_length, layers=range(model.layers))
-        initialize(ours.named_parameters(), seed=1, layers=model.layers)
+        ours = Gpt(model, sequence_length=cell.sequence_length, layers=range(len(model.layers)))
+        initialize(ours.named_parameters(), seed=1, layers=len(model.layers))
         values = {
             reduce(lambda name, pair: name.replace(*pair), theirs.items(), name): value
             for name, value in ours.state_dict().items()
         }
-        if model.tied_embeddings:
+        if model.head.tied:
             values["head.weight"] = values["embedding.weight"]
         plain = PlainModel(model, cell)
         plain.load_state_dict(values)

@@ -109,7 +109,7 @@ def test_an_export_has_the_trained_weights_whatever_the_layout(layout: str, tmp_
     for name, weight in right.weights.items():
         assert float((found[f"model.{name}"] - weight).abs().max()) < 1e-5, name
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
-    mine = Gpt(job.model, sequence_length=SEQUENCE_LENGTH, layers=range(job.model.layers))
+    mine = Gpt(job.model, sequence_length=SEQUENCE_LENGTH, layers=range(len(job.model.layers)))
     mine.load_state_dict(right.weights)
     tokens = torch.randint(0, 300, (2, SEQUENCE_LENGTH), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():

@@ -30,6 +30,7 @@ from frontrunner.evaluators.export.megatron import FSDP
 from frontrunner.evaluators.export.reading import Given
 from frontrunner.evaluators.export.tools import TOOLS
 from frontrunner.spaces.cluster import ByPrecision
+from frontrunner.spaces.model.attention import LatentAttention
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES, Sharding
@@ -198,7 +199,7 @@ def test_megatron_lm_reads_and_validates_its_arguments_as_the_recipe(
     read = parser.parse_args(
         [*TOOLS["megatron-lm"].export(of, recipe).arguments, "--lr", "1e-4", "--train-iters", "9",
             "--mock-data",
-         "--tokenizer-type", "NullTokenizer", "--vocab-size", str(of.model.vocabulary)]
+         "--tokenizer-type", "NullTokenizer", "--vocab-size", str(of.model.embedding.vocabulary)]
     )  # fmt: skip
     again = Given(
         text=" ".join(megatron_words(parser, read)),
@@ -230,11 +231,11 @@ def test_megatron_lm_reads_and_validates_its_arguments_as_the_recipe(
     }
     assert (read.fp8, read.fp8_recipe) == scaling[recipe.fp8]
     model = theirs.core_transformer_config_from_args(read)
-    if of.model.key_value_rank:
-        assert model.qk_head_dim + model.qk_pos_emb_head_dim == of.model.head_dim
+    if isinstance(of.model.attention, LatentAttention):
+        assert model.qk_head_dim + model.qk_pos_emb_head_dim == of.model.attention.head_dim
         scores = 0.1 * model.mscale_all_dim * math.log(model.rotary_scaling_factor) + 1
-        assert scores**2 == pytest.approx(of.model.rotary_scaling.score_factor, rel=1e-6)
-    assert (model.num_moe_experts or 0) == of.model.experts
+        assert scores**2 == pytest.approx(of.model.rotary.scaling.score_factor, rel=1e-6)
+    assert (model.num_moe_experts or 0) == (of.model.mixture.experts if of.model.mixture else 0)
     if of is GPT_OSS:
         assert (model.window_size, model.window_attn_skip_freq, model.softmax_type) == (
             (127, 0),
@@ -245,14 +246,14 @@ def test_megatron_lm_reads_and_validates_its_arguments_as_the_recipe(
         assert (model.glu_linear_offset, model.activation_func_clamp_value) == (1.0, 7.0)
         assert model.add_bias_linear
         assert not model.bias_dropout_fusion
-    if of.model.experts:
-        assert model.moe_router_topk == of.model.experts_per_token
-        assert model.moe_router_pre_softmax == (not of.model.renormalized_experts)
-        assert model.moe_ffn_hidden_size == of.model.ffn_hidden
+    if of.model.mixture:
+        assert model.moe_router_topk == of.model.mixture.experts_per_token
+        assert model.moe_router_pre_softmax == (not of.model.mixture.renormalized_experts)
+        assert model.moe_ffn_hidden_size == of.model.feed_forward.ffn_hidden
         assert model.expert_tensor_parallel_size == recipe.expert_tensor_parallel
-        kinds = [0] * of.model.dense_layers + [1] * (of.model.layers - of.model.dense_layers)
+        kinds = [0] * of.model.dense_layers + [1] * (len(of.model.layers) - of.model.dense_layers)
         assert model.moe_layer_freq in (1, kinds)
-        assert model.moe_router_enable_expert_bias == (of.model.balancing == "bias")
+        assert model.moe_router_enable_expert_bias == (of.model.mixture.balancing == "bias")
         assert model.moe_token_dispatcher_type == "alltoall"
 
 
@@ -278,7 +279,7 @@ def test_megatron_bridge_reads_its_yaml_and_its_overrides_as_the_recipe(
         container = theirs.ConfigContainer(
             train=theirs.TrainingConfig(train_iters=9),
             model=GPTModelProvider(
-                num_layers=of.model.layers,
+                num_layers=len(of.model.layers),
                 hidden_size=256,
                 num_attention_heads=8,
                 num_moe_experts=8,
@@ -339,7 +340,7 @@ def test_torchtitan_reads_its_arguments_as_the_recipe(data: tuple[Problem, Recip
         "--module",
         "qwen3",
         "--config",
-        "qwen3_moe_debug" if of.model.experts else "qwen3_debugmodel",
+        "qwen3_moe_debug" if of.model.mixture else "qwen3_debugmodel",
     )
     read = config.ConfigManager().parse_args(
         [*named, *TOOLS["torchtitan"].export(of, recipe).arguments]
@@ -401,10 +402,9 @@ def test_torchtitan_converts_the_layers_that_the_probed_recipe_has_in_8_bits(
         fqn.split(".", 2)[2] for fqn, one, *_ in layers if type(one) is not linear.Linear.Config
     }
     assert {fqn.rpartition(".")[2] for fqn in changed} == {*converted}
-    assert (
-        sum(type(one) is not linear.Linear.Config for _, one, *_ in layers)
-        == len(converted) * of.model.layers
-    )
+    assert sum(type(one) is not linear.Linear.Config for _, one, *_ in layers) == len(
+        converted
+    ) * len(of.model.layers)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -431,7 +431,7 @@ def test_nanotron_reads_its_configuration_as_the_recipe(
     )
     assert TOOLS["nanotron"].read(of, again) == TOOLS["nanotron"].read(of, script)
     mesh, model = read.parallelism, read.model.model_config
-    assert isinstance(model, Qwen2Config if of.model.experts else LlamaConfig)
+    assert isinstance(model, Qwen2Config if of.model.mixture else LlamaConfig)
     assert (mesh.dp, mesh.pp, mesh.tp) == (
         recipe.data_parallel,
         recipe.pipeline_parallel,
@@ -439,7 +439,7 @@ def test_nanotron_reads_its_configuration_as_the_recipe(
     )
     assert mesh.recompute_layer == (recipe.recompute == "full")
     assert read.tokens.micro_batch_size == recipe.micro_batch_seqs
-    if of.model.experts:
+    if of.model.mixture:
         assert (model.moe_config.num_experts, model.moe_config.top_k) == (8, 2)
-        assert model.moe_config.moe_intermediate_size == of.model.ffn_hidden
-        assert model.moe_config.layers == list(range(of.model.layers))
+        assert model.moe_config.moe_intermediate_size == of.model.feed_forward.ffn_hidden
+        assert model.moe_config.layers == list(range(len(of.model.layers)))

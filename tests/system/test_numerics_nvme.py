@@ -112,7 +112,9 @@ def test_losses_equal_one_process(recipe: dict[str, Any], tmp_path: Path, disk: 
     losses = run_job(job)["losses"]
 
     assert losses == pytest.approx(reference_losses(job), abs=1e-5)
-    matrices = 4 * 2 * 3 * MODEL.hidden * MODEL.ffn_hidden  # of the feed-forward parts, in bytes
+    matrices = (
+        4 * 2 * 3 * MODEL.hidden * MODEL.feed_forward.ffn_hidden
+    )  # of the feed-forward parts, in bytes
     found = _files(disk)
     assert found["optimizer"] >= 3 * matrices  # weights, momentum, gradients
     if (

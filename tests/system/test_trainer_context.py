@@ -85,13 +85,16 @@ def test_all_to_alls_a_layer_and_their_bytes(
 
     counts = count_collectives(job)
 
-    assert counts["all_to_all_single"] == STEPS * MICRO_BATCHES * model.layers * exchanges
+    assert counts["all_to_all_single"] == STEPS * MICRO_BATCHES * len(model.layers) * exchanges
     received = _exchanged_bytes(
-        job.recipe.context_parallel, heads=model.heads, kv_heads=kv_heads, precision=precision
+        job.recipe.context_parallel,
+        heads=model.attention.heads,
+        kv_heads=kv_heads,
+        precision=precision,
     )
     if exchanges == 6:  # forward, forward again, backward
         received = received * 3 // 2
-    assert received_bytes(job, rank=1)["all_to_all_single"] == STEPS * model.layers * received
+    assert received_bytes(job, rank=1)["all_to_all_single"] == STEPS * len(model.layers) * received
 
 
 def test_a_rank_keeps_a_share_of_the_activations(tmp_path: Path) -> None:

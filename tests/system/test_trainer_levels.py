@@ -27,8 +27,8 @@ def _parameters() -> int:
     """
     shape = small_model()
     width = shape.hidden
-    layer = 4 * width * width + 3 * width * shape.ffn_hidden + 2 * width
-    return shape.layers * layer + 2 * shape.vocabulary * width + width
+    layer = 4 * width * width + 3 * width * shape.feed_forward.ffn_hidden + 2 * width
+    return len(shape.layers) * layer + 2 * shape.embedding.vocabulary * width + width
 
 
 def _expected(

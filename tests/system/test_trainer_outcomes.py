@@ -80,8 +80,8 @@ def test_a_probe_tells_how_evenly_experts_and_ranks_were_loaded(tmp_path: Path) 
 
     # What the first step's routers chose, by a plain model of the same first weights over each
     # replica's sequences.
-    whole = Gpt(model, sequence_length=SEQUENCE_LENGTH, layers=range(model.layers))
-    initialize(whole.named_parameters(), seed=job.seed, layers=model.layers)
+    whole = Gpt(model, sequence_length=SEQUENCE_LENGTH, layers=range(len(model.layers)))
+    initialize(whole.named_parameters(), seed=job.seed, layers=len(model.layers))
     routed: list[Tensor] = []
     for block in whole.blocks.values():
         block.feed_forward.router.register_forward_hook(

@@ -31,7 +31,7 @@ from frontrunner.results.store import open_store
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.validation import dump_json
@@ -65,7 +65,9 @@ strategy = "exhaustive"
 [budget]
 probes = 12
 """
-MODEL = Model(name="tiny", layers=2, hidden=32, heads=4, kv_heads=4, ffn_hidden=64, vocabulary=257)
+MODEL = Model.from_keys(
+    name="tiny", layers=2, hidden=32, heads=4, kv_heads=4, ffn_hidden=64, vocabulary=257
+)
 
 
 @pytest.fixture(scope="module")

@@ -37,8 +37,7 @@ from support.analytic import A100, GPT_22B, PROBLEM, recipe
 from support.campaigns import tiny, write_toml
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SMALL = replace(
-    GPT_22B,
+SMALL = GPT_22B.with_keys(
     name="small",
     layers=12,
     hidden=768,
@@ -160,7 +159,7 @@ def test_offload_keeps_its_shards_in_the_host_s_memory(large: Advice) -> None:
 
 
 def test_tiling_is_the_advised_recipe_in_pieces() -> None:
-    tiling = advise(Space(), replace(PROBLEM, model=replace(GPT_22B, attention="flash"))).tiling
+    tiling = advise(Space(), replace(PROBLEM, model=GPT_22B.with_keys(attention="flash"))).tiling
     assert tiling is not None
     assert tiling.tiled.recipe == replace(tiling.base.recipe, **TILES)  # type: ignore[arg-type]
     assert (tiling.saved_bytes > 0, tiling.slower > 0) == (True, True)
@@ -256,6 +255,6 @@ def test_one_device_is_a_cluster_too() -> None:
 
 def test_tiling_that_frees_nothing_is_not_advised() -> None:
     """A small model with a short vocabulary has nothing to free, and chunks cost time."""
-    small = replace(GPT_22B, attention="flash", vocabulary=128, layers=4, hidden=256, heads=4,
+    small = GPT_22B.with_keys(attention="flash", vocabulary=128, layers=4, hidden=256, heads=4,
                     kv_heads=4, ffn_hidden=512)  # fmt: skip
     assert advise(Space(), replace(PROBLEM, model=small)).tiling is None

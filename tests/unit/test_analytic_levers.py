@@ -60,7 +60,7 @@ def test_context_ranks_exchange_what_docs_engines_says(recompute: str, times: fl
     """2 (1 - 1 / c) B S / c (2 H + 2 max(K, c)) d b bytes a layer and micro-batch, half again under
     full recompute.
     """
-    grouped = replace(PROBLEM, model=replace(GPT_22B, kv_heads=4))
+    grouped = replace(PROBLEM, model=GPT_22B.with_keys(kv_heads=4))
     plan = recipe(
         devices=8, tensor_parallel=1, context_parallel=8, micro_batch_seqs=2, recompute=recompute
     )
@@ -86,7 +86,7 @@ def test_context_ranks_share_tokens_and_hold_copies() -> None:
 
     times, sizes = (of(TORCH, work(whole, shared)) for of in (step_time, peak_memory))
 
-    exchanged = work(shared).tokens * 2 * GPT_22B.hidden / 2 * GPT_22B.layers
+    exchanged = work(shared).tokens * 2 * GPT_22B.hidden / 2 * len(GPT_22B.layers)
     assert sizes.activations[1] == pytest.approx(sizes.activations[0] + exchanged[0])
     assert sizes.optimizer[1] == sizes.optimizer[0]  # both over 32 copies
     assert sizes.logits[1] == pytest.approx(sizes.logits[0])
@@ -131,8 +131,8 @@ def test_the_host_updates_what_is_offloaded_for_all_of_its_devices() -> None:
     plain, offloaded = step_time(ON_HOST, work(zero_3(), zero_3(offload="optimizer"))).optimizer
 
     parameters = (
-        GPT_22B.layers * GPT_22B.matmul_parameters_per_layer
-        + GPT_22B.padded_vocabulary * GPT_22B.hidden
+        len(GPT_22B.layers) * GPT_22B.layers[-1].matmul_parameters
+        + GPT_22B.embedding.padded_vocabulary * GPT_22B.hidden
     )
     assert offloaded == pytest.approx(parameters * HOST_ADAM_S_PER_PARAMETER)
     assert plain < offloaded / 10
@@ -144,7 +144,7 @@ def test_activations_cross_the_hosts_link_beside_both_passes() -> None:
     sizes = peak_memory(ON_HOST, work(plain, moved))
     kept, layers = (
         host_memory(ON_HOST, work(moved), np.zeros(1))[0],
-        np.array([float(GPT_22B.layers)]),
+        np.array([float(len(GPT_22B.layers))]),
     )
     unhidden = host_transfer_s(
         ON_HOST, work(plain, moved), np.zeros(1), layers=layers, passes=NOTHING
@@ -155,7 +155,7 @@ def test_activations_cross_the_hosts_link_beside_both_passes() -> None:
 
     assert kept == pytest.approx(sizes.activations[0])
     assert sizes.activations[1] == pytest.approx(
-        kept / GPT_22B.layers
+        kept / len(GPT_22B.layers)
     )  # one layer's are on their way
     assert unhidden == pytest.approx([0, 2 * moved.accumulation * kept / 20e9])
     assert hidden[0] == pytest.approx(moved.accumulation * ((kept / 20e9 - 1) + kept / 20e9))
@@ -177,9 +177,9 @@ def test_a_secondary_partition_gathers_near_for_the_backward_pass() -> None:
     close = 7 / 8 * 2e10 / (300e9 * eff.node_links)
     assert waits[0] - waits[1] == pytest.approx(far - close, rel=0.02)
     model = GPT_22B
-    count = model.layers * (model.matmul_parameters_per_layer + 2 * model.hidden)
+    count = len(model.layers) * (model.layers[0].matmul_parameters + 2 * model.hidden)
     assert sizes[1] - sizes[0] == pytest.approx(
-        2 * (count + model.padded_vocabulary * model.hidden) / 8
+        2 * (count + model.embedding.padded_vocabulary * model.hidden) / 8
     )
 
 
@@ -210,7 +210,7 @@ def test_quantized_messages_pass_through_memory_and_need_a_layer_more_of_it() ->
         replace(plain, quantized_gradients=True),
     )
     slow = replace(without_latency(machine(software=DEEPSPEED)), memory_bytes_per_s=1.0)
-    layer = GPT_22B.matmul_parameters_per_layer
+    layer = GPT_22B.layers[-1].matmul_parameters
 
     waits = replicas_s(slow, work(plain, weights, gradients), np.array([1e10]), *NOTHING)
     sizes = peak_memory(slow, work(plain, weights)).parameters
@@ -245,7 +245,7 @@ def test_deepspeed_leaves_embedding_and_head_whole() -> None:
         for s, p in ((FRONTRUNNER, ours), (DEEPSPEED, theirs))
     ]
 
-    table = GPT_22B.padded_vocabulary * GPT_22B.hidden
+    table = GPT_22B.embedding.padded_vocabulary * GPT_22B.hidden
     assert sizes[1].parameters[0] - sizes[0].parameters[0] == pytest.approx(2 * table * 7 / 8)
     assert sizes[1].logits[0] == pytest.approx(
         8 * sizes[0].logits[0] * 4 / 16
@@ -258,8 +258,8 @@ def test_deepspeed_reduces_through_a_bucket() -> None:
     gradients = peak_memory(machine(software=DEEPSPEED), work(plan)).gradients[0]
 
     model = GPT_22B
-    count = model.layers * (model.matmul_parameters_per_layer + 2 * model.hidden)
-    count += model.padded_vocabulary * model.hidden
+    count = len(model.layers) * (model.layers[0].matmul_parameters + 2 * model.hidden)
+    count += model.embedding.padded_vocabulary * model.hidden
     assert gradients == pytest.approx(4 * count + 4 * 5e8)
 
 
@@ -280,7 +280,7 @@ def test_products_in_8_bits_are_twice_as_fast_but_for_their_casts(
     plan = recipe(devices=8, tensor_parallel=1, micro_batch_seqs=4, compile=True)
     on_h100, eff = machine(H100, FRONTRUNNER), machine(H100, FRONTRUNNER).efficiencies
     wide, narrow = (layer(on_h100, work(replace(plan, fp8=one))) for one in ("none", fp8))
-    tokens, hidden, gate = 4 * 2048, GPT_22B.hidden, GPT_22B.ffn_hidden
+    tokens, hidden, gate = 4 * 2048, GPT_22B.hidden, GPT_22B.feed_forward.ffn_hidden
     flops = 2 * tokens * (4 * hidden**2 + 2 * hidden * gate)
     saved = flops / (989.4e12 * 0.73) - flops / (1978.9e12 * 0.73 * FP8_SHARES[H100.device])
     moved = (
@@ -307,7 +307,7 @@ def test_backward_passes_in_8_bits_cast_the_gradients_of_what_products_give(
     plan = recipe(devices=8, tensor_parallel=1, micro_batch_seqs=4, compile=True)
     on_h100 = machine(H100, FRONTRUNNER)
     wide, narrow = (layer(on_h100, work(replace(plan, fp8=one))) for one in ("none", fp8))
-    tokens, hidden, gate = 4 * 2048, GPT_22B.hidden, GPT_22B.ffn_hidden
+    tokens, hidden, gate = 4 * 2048, GPT_22B.hidden, GPT_22B.feed_forward.ffn_hidden
     matrices = 4 * hidden**2 + 2 * hidden * gate
     flops = 2 * 2 * tokens * matrices
     saved = flops / (989.4e12 * 0.73) - flops / (1978.9e12 * 0.73 * FP8_SHARES[H100.device])

@@ -39,17 +39,18 @@ def test_a_layer_keeps_what_korthikanti_counts(sequence_parallel: bool, outside:
     """
     model, batch, length = GPT_22B, 4, PROBLEM.sequence_length
 
-    told = (
-        peak_memory(machine(), work(recipe(sequence_parallel=sequence_parallel))).activations[0]
-        / model.layers
-    )
+    told = peak_memory(machine(), work(recipe(sequence_parallel=sequence_parallel))).activations[
+        0
+    ] / len(model.layers)
 
-    inside = (24 + 5 * model.heads * length / model.hidden) / 8
+    inside = (24 + 5 * model.attention.heads * length / model.hidden) / 8
     assert told == pytest.approx(length * batch * model.hidden * (outside + inside))
 
 
 def test_full_recompute_keeps_a_layers_input() -> None:
-    told = peak_memory(machine(), work(recipe(recompute="full"))).activations[0] / GPT_22B.layers
+    told = peak_memory(machine(), work(recipe(recompute="full"))).activations[0] / len(
+        GPT_22B.layers
+    )
 
     assert told == pytest.approx(2 * PROBLEM.sequence_length * 4 * GPT_22B.hidden)
 
@@ -69,12 +70,8 @@ def test_states_shrink_as_zero_says(name: str, bytes_per_parameter: float) -> No
     told = peak_memory(machine(), work(plan))
 
     model = GPT_22B
-    norms = 2 * model.layers * model.hidden
-    parameters = (
-        model.layers * model.matmul_parameters_per_layer
-        + model.padded_vocabulary * model.hidden
-        + norms
-    )
+    norms = 2 * len(model.layers) * model.hidden
+    parameters = model.matmul_parameters + model.embedding.padded_vocabulary * model.hidden + norms
     states = (told.parameters + told.gradients + told.optimizer)[0]
     assert states == pytest.approx(bytes_per_parameter * parameters, rel=1e-6)
 
@@ -100,7 +97,7 @@ def test_the_answer_is_the_fullest_rank() -> None:
     """With a large vocabulary and one micro-batch in flight the last rank, which holds the logits,
     is fullest.
     """
-    wide = replace(PROBLEM, model=replace(GPT_22B, vocabulary=512_000, tied_embeddings=False))
+    wide = replace(PROBLEM, model=GPT_22B.with_keys(vocabulary=512_000, tied_embeddings=False))
     plan = recipe(
         pipeline_parallel=2, micro_batch_seqs=8, accumulation=2, schedule="1f1b", recompute="full"
     )
@@ -119,7 +116,7 @@ def test_a_pipeline_that_keeps_outputs_holds_those_of_all_micro_batches() -> Non
     plan = recipe(
         pipeline_parallel=2, micro_batch_seqs=1, accumulation=32, schedule="1f1b", recompute="full"
     )
-    wide = replace(PROBLEM, model=replace(GPT_22B, vocabulary=512_000, tied_embeddings=False))
+    wide = replace(PROBLEM, model=GPT_22B.with_keys(vocabulary=512_000, tied_embeddings=False))
     codes = (FRONTRUNNER, replace(FRONTRUNNER, keeps_outputs=True))
     ranks = [memory_of_ranks(machine(software=code), work(plan, problem=wide)) for code in codes]
     first, _, last = (
@@ -191,7 +188,7 @@ def test_torchtitan_keeps_every_second_product_of_a_layer(*, compiled: bool, val
     plan = recipe(recompute="selective", compile=compiled, tensor_parallel=1, micro_batch_seqs=1)
     rows = work(plan, **shape, fused_attention=True)
     told = peak_memory(machine(software=CODES["torchtitan"]), rows).activations[0]
-    assert told == pytest.approx(2 * values * PROBLEM.sequence_length * GPT_22B.layers)
+    assert told == pytest.approx(2 * values * PROBLEM.sequence_length * len(GPT_22B.layers))
 
 
 def test_a_loss_that_is_not_compiled_holds_wide_logits() -> None:
@@ -304,7 +301,9 @@ def test_eager_kernels_keep_what_lies_between_them(kernel: str, widths: float) -
         for one in traits
     )
 
-    assert eager - fused == pytest.approx(2 * widths * 4 * PROBLEM.sequence_length * GPT_22B.layers)
+    assert eager - fused == pytest.approx(
+        2 * widths * 4 * PROBLEM.sequence_length * len(GPT_22B.layers)
+    )
 
 
 def test_a_peak_is_less_certain_the_more_of_it_nobody_counts() -> None:
@@ -333,7 +332,7 @@ def test_a_peak_is_less_certain_the_more_of_it_nobody_counts() -> None:
 def test_wide_interval_of_a_small_peak_leaves_no_doubt_that_it_fits() -> None:
     """The tutorial's processes take 0.28 GiB of 1, of which 0.26 GiB are Python and torch."""
     cluster = replace(A100, backend="cpu", device="laptop")
-    tiny = replace(PROBLEM, model=replace(GPT_22B, layers=1, hidden=128, heads=4, kv_heads=4,
+    tiny = replace(PROBLEM, model=GPT_22B.with_keys(layers=1, hidden=128, heads=4, kv_heads=4,
                                           ffn_hidden=512, vocabulary=256))  # fmt: skip
     plan, on_cpu = recipe(micro_batch_seqs=1, accumulation=8), machine(cluster)
     peak = peak_memory(on_cpu, work(plan, problem=tiny))
@@ -400,7 +399,7 @@ def test_attention_keeps_the_joint_product_of_which_values_are_a_view() -> None:
                 2
                 * PROBLEM.sequence_length
                 * plan.micro_batch_seqs
-                * GPT_22B.layers
+                * len(GPT_22B.layers)
                 * GPT_22B.hidden
                 / 8
             )
@@ -414,20 +413,24 @@ def test_ranks_that_are_more_than_the_key_value_heads_have_one_each() -> None:
     """By hand: in place of an eighth of the only head a rank has all of it, its keys and values, 2
     x 96 wide.
     """
-    shared, own = (replace(PROBLEM, model=replace(GPT_22B, kv_heads=heads)) for heads in (1, 8))
+    shared, own = (replace(PROBLEM, model=GPT_22B.with_keys(kv_heads=heads)) for heads in (1, 8))
     one, eight = (
         peak_memory(machine(), work(recipe(), problem=problem)) for problem in (shared, own)
     )
     none = peak_memory(machine(), work(recipe(), problem=shared, kv_hidden=0.0))
     assert one.activations == eight.activations
     tokens = 4 * PROBLEM.sequence_length
-    assert one.activations - none.activations == pytest.approx(GPT_22B.layers * tokens * 2 * 2 * 96)
-    assert one.parameters - none.parameters == pytest.approx(GPT_22B.layers * 6144 * 2 * 2 * 96)
+    assert one.activations - none.activations == pytest.approx(
+        len(GPT_22B.layers) * tokens * 2 * 2 * 96
+    )
+    assert one.parameters - none.parameters == pytest.approx(
+        len(GPT_22B.layers) * 6144 * 2 * 2 * 96
+    )
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_ranks_hold_the_model_and_a_copy_of_the_embedding_for_further_tokens(tied: bool) -> None:
-    model = replace(GPT_22B, mtp_layers=2, tied_embeddings=tied)
+    model = GPT_22B.with_keys(mtp_layers=2, tied_embeddings=tied)
     problem, plan = (
         replace(PROBLEM, model=model),
         recipe(tensor_parallel=1, pipeline_parallel=8, accumulation=64),
@@ -439,11 +442,11 @@ def test_ranks_hold_the_model_and_a_copy_of_the_embedding_for_further_tokens(tie
     )
 
     left_out = (
-        1 + 3 * model.mtp_layers
+        1 + 3 * model.prediction.layers
     ) * model.hidden  # the norms before heads and of a projection's inputs
-    copy = model.padded_vocabulary * model.hidden
+    copy = model.embedding.padded_vocabulary * model.hidden
     assert told.parameters.sum() / 2 == pytest.approx(model.parameters - left_out + copy)
-    single = replace(problem, model=replace(model, mtp_layers=0))
+    single = replace(problem, model=model.with_keys(mtp_layers=0))
     of_each = (
         memory_of_ranks(software, Workload.of([plan], of))[2].logits for of in (problem, single)
     )

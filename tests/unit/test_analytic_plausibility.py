@@ -147,8 +147,8 @@ FASTER_SO = (
 def test_the_fastest_possible_machine_is_slower_without_each_thing_that_saves_time(
     flag: str,
 ) -> None:
-    experts = replace(
-        PROBLEM.model, experts=16, experts_per_token=4, biases="none", ffn_hidden=4096
+    experts = PROBLEM.model.with_keys(
+        experts=16, experts_per_token=4, biases="none", ffn_hidden=4096
     )
     problem = replace(PROBLEM, model=experts)
     plans = (

@@ -126,7 +126,7 @@ def test_each_bucket_of_gradients_is_a_message() -> None:
         replicas_s(without_latency(m), work(plan), parameters, *NOTHING)[0] for m in (found, whole)
     ]
 
-    matrix = GPT_22B.matmul_parameters_per_layer / 8 / 4
+    matrix = GPT_22B.layers[-1].matmul_parameters / 8 / 4
     one = ring_s(found, np.zeros(1), group=np.array([8.0]), stride=np.array([8.0]), passes=1)[0]
     assert waits[0] - waits[1] == pytest.approx((1e9 / max(25 * 2**19, matrix) - 1) * one)
     assert free[0] == free[1]
@@ -190,7 +190,7 @@ def test_pipelines_are_cut_by_layers_or_by_their_cost_with_the_head(
             pipeline_parallel=ranks,
             schedule="1f1b" if ranks > 1 else "none",
         ),
-        replace(GPT_22B, layers=layers),
+        GPT_22B.with_keys(layers=layers),
     )
     splits: tuple[Split, ...] = ("even", "ends")  # a head's cost is the model's own
     for split in splits:

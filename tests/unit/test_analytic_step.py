@@ -405,7 +405,7 @@ def test_transfers_in_turn_take_twice_as_long_but_fill_the_pipeline_as_fast() ->
 
 def test_a_further_token_costs_a_layer_a_projection_and_a_head() -> None:
     deeper, further = (
-        replace(PROBLEM, model=replace(GPT_22B, **change))
+        replace(PROBLEM, model=GPT_22B.with_keys(**change))
         for change in ({"layers": 49}, {"mtp_layers": 1})
     )
     plan = recipe(tensor_parallel=1, devices=1, accumulation=1, micro_batch_seqs=1)

@@ -8,7 +8,6 @@ import json
 import string
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,11 @@ def test_a_small_file_is_filled_in(tmp_path: Path) -> None:
         written(tmp_path / "campaign.toml", campaign_toml({"model.kv_heads": None}))
     )
     model, cluster = file.spec.problem.model, file.spec.problem.cluster
-    assert (model.kv_heads, model.ffn_hidden, model.name) == (8, 512, "custom")
+    assert (model.attention.kv_heads, model.feed_forward.ffn_hidden, model.name) == (
+        8,
+        512,
+        "custom",
+    )
     assert (cluster.nodes, cluster.name) == (1, "custom")
     assert (file.spec.name, file.named) == ("campaign", False)
     assert file.spec.budget.probes == 8
@@ -102,7 +105,7 @@ def test_layers_that_predict_further_tokens_are_left_out_with_a_note(
     file = of_config(
         folder, DEEPSEEK_V3 | {"num_nextn_predict_layers": 1}, {"model.mtp_layers": "1"}
     )
-    assert read_campaign_file(file).spec.problem.model == replace(models[0], mtp_layers=1)
+    assert read_campaign_file(file).spec.problem.model == models[0].with_keys(mtp_layers=1)
     assert not caplog.text
 
 
@@ -120,8 +123,17 @@ def of_config(folder: Path, config: object, more: Mapping[str, str | None] | Non
 def test_a_model_is_read_from_the_configuration_of_a_published_one(tmp_path: Path) -> None:
     path = of_config(tmp_path, LLAMA, {"model.layers": "3"})
     model = read_campaign_file(path).spec.problem.model
-    assert (model.name, model.layers, model.ffn_hidden, model.kv_heads) == ("tiny", 3, 352, 4)
-    assert (model.activation, model.norm, model.norm_epsilon) == ("swiglu", "rmsnorm", 1e-6)
+    assert (
+        model.name,
+        len(model.layers),
+        model.feed_forward.ffn_hidden,
+        model.attention.kv_heads,
+    ) == ("tiny", 3, 352, 4)
+    assert (model.feed_forward.activation, model.norm.kind, model.norm.epsilon) == (
+        "swiglu",
+        "rmsnorm",
+        1e-6,
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from frontrunner.evaluators.checkpoint.reading import open_checkpoint
 from frontrunner.evaluators.text import prepare as text
 from frontrunner.evaluators.trainer.model import Gpt, initialize
 from frontrunner.spaces.errors import FrontrunnerError
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from support.trainer_runs import (
     DEEPSEEK,
     EXPERTS,
@@ -50,12 +49,12 @@ def replayed(folder: Path, model: Model) -> Gpt:
     """Leave what a replay leaves after step 5, and return its model."""
     job = training_job(small_job(folder, model=model))
     prepare(job)
-    built = Gpt(model, sequence_length=SEQUENCE_LENGTH, layers=range(model.layers))
-    initialize(built.named_parameters(), seed=3, layers=model.layers)
+    built = Gpt(model, sequence_length=SEQUENCE_LENGTH, layers=range(len(model.layers)))
+    initialize(built.named_parameters(), seed=3, layers=len(model.layers))
     state = {f"model.{name}": parameter.detach() for name, parameter in built.named_parameters()}
     for name, mixture in built.mixtures.items():
         if mixture.balance is not None:
-            mixture.balance.bias = torch.linspace(1, -1, model.experts)
+            mixture.balance.bias = torch.linspace(1, -1, model.mixture.experts)
             state[f"balance.{name}"] = mixture.balance.bias
     state["optimizer.norm.weight.step"] = torch.zeros(())
     with warnings.catch_warnings():
@@ -209,10 +208,10 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     assert "no complete checkpoint of step 4; it has those of steps 5" in refusal(step=4)
     assert "dtype" in refusal(dtype="fp8")
     assert "expected a tokenizer.json" in refusal(tokenizer=tmp_path / "nowhere.json")
-    job = training_job(small_job(folder, model=replace(model, ffn_hidden=64)))
+    job = training_job(small_job(folder, model=model.with_keys(ffn_hidden=64)))
     prepare(job)
     assert "feed_forward.gate.weight has the shape [128, 64], expected [64, 64]" in refusal()
-    prepare(training_job(small_job(folder, model=replace(model, layers=5))))
+    prepare(training_job(small_job(folder, model=model.with_keys(layers=5))))
     assert "model.blocks.4.attention_norm.weight is missing" in refusal()
     prepare(training_job(small_job(folder, model=model)))
     part = next((folder / "checkpoints" / "step-00000005").glob("*.distcp"))

@@ -25,36 +25,43 @@ from frontrunner.results.outcome import Telemetry
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
-from frontrunner.spaces.model import Model, RotaryScaling
+from frontrunner.spaces.model.feed_forward import MixtureOfExperts
+from frontrunner.spaces.model.model import KEYS, Model
+from frontrunner.spaces.model.positions import RotaryScaling
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.views.columns import expert_balance
 from support import legality
 from support.analytic import A100, PROBLEM, recipe, without_latency, work
 
-MIXTRAL = Model(
+MIXTRAL = Model.from_keys(
     name="m", layers=32, hidden=4096, heads=32, kv_heads=8, ffn_hidden=14336, vocabulary=32000,
     vocabulary_multiple=1,
     activation="swiglu", norm="rmsnorm", experts=8, experts_per_token=2,
 )  # fmt: skip
-DEEPSEEK_V3 = replace(
-    MIXTRAL, layers=61, hidden=7168, heads=128, kv_heads=128, head_width=128, ffn_hidden=2048,
+DEEPSEEK_V3 = MIXTRAL.with_keys(
+    layers=61, hidden=7168, heads=128, kv_heads=128, head_width=128, ffn_hidden=2048,
     vocabulary=129280,
     key_value_rank=512, query_rank=1536, rotary_width=64, experts=256, experts_per_token=8,
     shared_experts=1,
     dense_layers=3, dense_ffn_hidden=18432, router="sigmoid", router_groups=8, router_groups_kept=4,
     routed_scale=2.5,
 )  # fmt: skip
-DEEPSEEK_V2 = replace(
-    DEEPSEEK_V3, layers=60, hidden=5120, ffn_hidden=1536, vocabulary=102400, experts=160,
+DEEPSEEK_V2 = DEEPSEEK_V3.with_keys(
+    layers=60, hidden=5120, ffn_hidden=1536, vocabulary=102400, experts=160,
     experts_per_token=6,
     shared_experts=2, dense_layers=1, dense_ffn_hidden=12288, router="softmax",
     router_groups_kept=3,
 )  # fmt: skip
-DEEPSEEK_V2_LITE = replace(
-    DEEPSEEK_V2, layers=27, hidden=2048, heads=16, kv_heads=16, ffn_hidden=1408, query_rank=None,
+DEEPSEEK_V2_LITE = DEEPSEEK_V2.with_keys(
+    layers=27, hidden=2048, heads=16, kv_heads=16, ffn_hidden=1408, query_rank=None,
     experts=64,
     dense_ffn_hidden=10944, router_groups=1, router_groups_kept=1,
 )  # fmt: skip
+WITHOUT_EXPERTS = {
+    name: one.default
+    for name, one in KEYS.items()
+    if one.part is MixtureOfExperts or name.startswith("dense_")
+}
 KINDS = ("layers", "dense")
 ZERO_1, ZERO_3 = Sharding(optimizer=64), Sharding(parameters=64, gradients=64, optimizer=64)
 OURS = without_latency(Machine.of(A100, "bf16", FRONTRUNNER))
@@ -62,17 +69,18 @@ OURS = without_latency(Machine.of(A100, "bf16", FRONTRUNNER))
 
 def of_experts(**changes: Any) -> Any:
     """Return a problem of MIXTRAL with changes; tokens are dealt to its experts in turn."""
-    model = replace(
-        MIXTRAL, **{"routing": "uniform" if changes.get("experts", 1) else "learned"} | changes
-    )
+    routing = "uniform" if changes.get("experts", 1) else "learned"
+    model = MIXTRAL.with_keys(**{"routing": routing} | changes)
     return replace(PROBLEM, model=model, precision="bf16")
 
 
 def test_parameters_and_flops_are_those_of_the_released_model() -> None:
     assert MIXTRAL.parameters == 46_702_792_704
     assert MIXTRAL.active_parameters == 12_879_925_248
-    dense = replace(MIXTRAL, experts=0, experts_per_token=0, ffn_hidden=2 * MIXTRAL.ffn_hidden)
-    router = 2.0 * MIXTRAL.hidden * MIXTRAL.experts
+    dense = MIXTRAL.with_keys(
+        experts=0, experts_per_token=0, ffn_hidden=2 * MIXTRAL.feed_forward.ffn_hidden
+    )
+    router = 2.0 * MIXTRAL.hidden * MIXTRAL.mixture.experts
     assert MIXTRAL.layer_flops_per_token(4096) == dense.layer_flops_per_token(4096) + router
 
 
@@ -106,7 +114,7 @@ def test_flops_of_latent_attention_are_those_of_its_matrices() -> None:
 def test_the_first_layers_of_a_model_keep_one_with_experts() -> None:
     assert DEEPSEEK_V3.of_layers(4).kinds[0][0] == 3
     assert DEEPSEEK_V3.of_layers(3).dense_layers == 2
-    assert DEEPSEEK_V3.of_layers(1).dense_ffn_hidden is None
+    assert DEEPSEEK_V3.of_layers(1).dense is None
 
 
 @pytest.mark.parametrize(
@@ -115,7 +123,7 @@ def test_the_first_layers_of_a_model_keep_one_with_experts() -> None:
         ({"dense_layers": 61}, "model.dense_layers = 61: expected fewer than model.layers = 61"),
         (
             {"dense_layers": 0},
-            "model.dense_ffn_hidden = 18432: expected none without model.dense_layers",
+            "model.dense_ffn_hidden needs model.dense_layers > 0 (it is 0)",
         ),
         (
             {"dense_ffn_hidden": None},
@@ -138,18 +146,21 @@ def test_the_first_layers_of_a_model_keep_one_with_experts() -> None:
         ({"routed_scale": 0.0}, "model.routed_scale = 0.0: expected above 0"),
         ({"kv_heads": 8}, "model.kv_heads = 8: expected model.heads = 128"),
         ({"rotary_width": 0}, "model.rotary_width = 0: expected an even number"),
-        ({"positions": "learned"}, "model.rotary_width = 64: expected an even number"),
-        ({"qk_norm": True}, "model.qk_norm = true: expected false"),
+        ({"positions": "learned"}, 'model.positions = "learned": expected "rotary"'),
+        ({"qk_norm": True}, "model.qk_norm needs grouped attention"),
         (
             {"key_value_rank": None},
-            "model.query_rank = 1536: expected none: latent attention has it",
+            "model.query_rank needs a model.key_value_rank",
         ),
-        ({"experts": 0, "experts_per_token": 0}, "model.shared_experts = 1: expected no such key"),
+        (
+            {"experts": 0, "experts_per_token": 0},
+            "model.shared_experts needs model.experts > 0 (it is 0)",
+        ),
     ],
 )
 def test_what_makes_no_deepseek_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        replace(DEEPSEEK_V3, **changes)
+        DEEPSEEK_V3.with_keys(**changes)
     assert message in refused.value.message
 
 
@@ -161,13 +172,13 @@ def test_what_makes_no_deepseek_is_refused(changes: dict[str, Any], message: str
             "model.experts_per_token = 9: expected at least 1 and at most model.experts = 8",
         ),
         ({"experts_per_token": 0}, "model.experts_per_token = 0: expected at least 1"),
-        ({"experts": 0}, "model.experts = 0: expected some, of which a token goes through 2"),
+        ({"experts": 0}, "model.experts_per_token needs model.experts > 0 (it is 0)"),
         ({"biases": "all", "shared_experts": 1}, 'model.biases = "all": expected none or qkv'),
     ],
 )
 def test_what_makes_no_mixture_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        replace(MIXTRAL, **changes)
+        MIXTRAL.with_keys(**changes)
     assert message in refused.value.message
 
 
@@ -245,7 +256,7 @@ def test_what_makes_no_mixture_is_refused(changes: dict[str, Any], message: str)
 )
 def test_recipes_that_experts_do_not_allow(choices: dict[str, Any], code: str, text: str) -> None:
     problem = replace(
-        legality.PROBLEM, model=replace(legality.MODEL, experts=8, experts_per_token=2)
+        legality.PROBLEM, model=legality.MODEL.with_keys(experts=8, experts_per_token=2)
     )
     reason = why_illegal(legality.recipe(**choices), problem)
     assert reason is not None
@@ -283,7 +294,7 @@ BIASED = {"experts": 8, "experts_per_token": 2, "biases": "all"}
 def test_models_restrict_their_recipes(
     model: dict[str, Any], choices: dict[str, Any], code: str | None
 ) -> None:
-    problem = replace(legality.PROBLEM, model=replace(legality.MODEL, **model))
+    problem = replace(legality.PROBLEM, model=legality.MODEL.with_keys(**model))
     reason = why_illegal(legality.recipe(**choices), problem)
     assert (reason and reason.code) == code
 
@@ -309,7 +320,7 @@ def test_models_restrict_their_recipes(
 def test_experts_in_16_bits_have_widths_that_grouped_products_take(
     sizes: dict[str, int], etp: int, text: str | None
 ) -> None:
-    model = replace(MIXTRAL, **{"head_width": 128} | sizes)
+    model = MIXTRAL.with_keys(**{"head_width": 128} | sizes)
     problem = replace(legality.PROBLEM, model=model, precision="bf16")
     chosen = legality.recipe(expert_tensor_parallel=etp)
     reason = why_illegal(chosen, problem)
@@ -379,7 +390,7 @@ def test_ranks_hold_all_parameters_as_often_as_there_are_replicas(
     for degree in (spread.parameters, spread.optimizer):
         held = float(of.layer_share_over(np.array([float(degree)]))[0]) / degree * 64
         experts = 3 * 4096 * 14336 * 8
-        others = MIXTRAL.matmul_parameters_per_layer - experts
+        others = MIXTRAL.layers[-1].matmul_parameters - experts
         # The copies of what is no expert's, and of the experts, that are left.
         rest, own = (1, 1) if degree > 1 else (copies, 64 // of.expert_ranks.item())
         router = (
@@ -675,7 +686,7 @@ def test_a_code_that_adds_gradients_in_its_products_does_not_pass_over_them_agai
     rows = work(recipe(**shape), problem=of_experts())
     codes = (FRONTRUNNER, replace(FRONTRUNNER, fuses_accumulation=True))
     apart, fused = (layer(replace(OURS, software=code), rows).backward[0] for code in codes)
-    moved = MIXTRAL.matmul_parameters_per_layer * (2 + 2 * 4)
+    moved = MIXTRAL.layers[-1].matmul_parameters * (2 + 2 * 4)
     # They are a little slower for it.
     assert 0.75 < (apart - fused) / (moved / OURS.memory_bytes_per_s) < 1
 
@@ -710,16 +721,20 @@ def test_ranks_of_a_pipeline_hold_the_layers_that_they_have() -> None:
         for kind in KINDS
     ]
     assert found == [[[4, 4], [4, 4], [3, 3]], [[3, 2], [0, 0], [0, 0]]]
-    table = DEEPSEEK_V3.padded_vocabulary * DEEPSEEK_V3.hidden
+    table = DEEPSEEK_V3.embedding.padded_vocabulary * DEEPSEEK_V3.hidden
     (_, dense), (_, mixed) = DEEPSEEK_V3.kinds
-    counts = 3 * dense.matmul_parameters_per_layer + mixed.matmul_parameters_per_layer + table
+    counts = 3 * dense.matmul_parameters + mixed.matmul_parameters + table
     assert memory_of_ranks(OURS, of)[0].parameters[0] == pytest.approx(2 * counts, rel=1e-3)
 
 
 def test_layers_of_either_kind_take_what_a_model_of_them_does() -> None:
     """Seconds of three layers, one without experts: those of its kind and of two of the other."""
-    three = replace(DEEPSEEK_V3, layers=3, dense_layers=1)
-    kinds = [three, *(replace(kind, layers=3) for _, kind in three.kinds)]
+    three = DEEPSEEK_V3.with_keys(layers=3, dense_layers=1)
+    kinds = [
+        three,
+        three.with_keys(**WITHOUT_EXPERTS, ffn_hidden=18432),
+        three.with_keys(dense_layers=0, dense_ffn_hidden=None),
+    ]
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 1, "devices": 1}
     workloads = [
         work(recipe(**shape), problem=replace(PROBLEM, model=kind, precision="bf16"))
@@ -745,7 +760,7 @@ def test_latent_attention_is_timed_by_its_products() -> None:
     fast = replace(
         OURS, memory_bytes_per_s=1e18, efficiencies=ideal, software=megatron, attention_scale=1.0
     )
-    dense = DEEPSEEK_V3.kinds[0][1]
+    dense = DEEPSEEK_V3.with_keys(layers=3, **WITHOUT_EXPERTS, ffn_hidden=18432)
     of = work(
         recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, devices=1),
         problem=replace(PROBLEM, model=dense),

@@ -73,7 +73,7 @@ def test_a_step_is_the_busiest_rank_s_work_and_what_it_waits_for(name: str) -> N
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_ranks_hold_the_layers_that_the_trainer_gives_them(name: str) -> None:
-    held = layers_of_ranks(RECIPES[name], PROBLEM.model.layers)
+    held = layers_of_ranks(RECIPES[name], len(PROBLEM.model.layers))
     ranks = breakdown(RECIPES[name], PROBLEM).ranks
     assert ranks[0].layers == held[0]
     if len(ranks) > 1:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 import subprocess
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ from frontrunner.exchange import import_config
 from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.document import read_plain, recipe_id
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.spaces.model import WORDS, Model, RotaryScaling
+from frontrunner.spaces.model.model import KEYS, Model
+from frontrunner.spaces.model.positions import RotaryScaling
 from frontrunner.spaces.presets import model_preset
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import Recipe
@@ -269,7 +270,7 @@ GPT_OSS = {
 
 def test_megatron_is_told_gpt_oss_but_for_its_rotary_scaling() -> None:
     of = of_preset("gpt-oss-120b")
-    of = replace(of, model=replace(of.model, **GPT_OSS), sequence_length=4096)
+    of = replace(of, model=of.model.with_keys(**GPT_OSS), sequence_length=4096)
     chosen = {"expert_parallel": 4, "sequence_parallel": True}
     recipe = replace(PLAIN, sharding=Sharding.named("zero-1", 8), **chosen)
     text = TOOLS["megatron-lm"].render(of, recipe, HEADER)
@@ -389,7 +390,7 @@ def test_a_model_that_the_tool_does_not_have_is_refused(
 ) -> None:
     problem = of_preset(preset)
     found = TOOLS[name].why_not(
-        replace(problem, model=replace(problem.model, **changes)), PIPELINED
+        replace(problem, model=problem.model.with_keys(**changes)), PIPELINED
     )
     assert found is not None
     assert reason in found.text
@@ -426,26 +427,24 @@ VALUES = (
     8192,
     0.5,
     2.0,
-    *(word for words in WORDS.values() for word in words),
+    *(word for one in KEYS.values() for word in one.words),
 )
 
 
 @pytest.mark.parametrize("name", STATES_THE_MODEL)
-@pytest.mark.parametrize(
-    "field", [one.name for one in fields(Model) if one.name not in NOT_TRAINED]
-)
+@pytest.mark.parametrize("field", [name for name in KEYS if name not in NOT_TRAINED])
 def test_a_field_of_the_model_is_stated_or_refused(name: str, field: str) -> None:
     tool, of = TOOLS[name], STATES_THE_MODEL[name]
-    of = replace(of, model=replace(of.model, max_positions=4096, **WITH.get(field, {})))
+    of = replace(of, model=of.model.with_keys(max_positions=4096, **WITH.get(field, {})))
     recipe, before = (
         replace(PIPELINED, devices=8, tensor_parallel=1, sequence_parallel=False),
-        getattr(of.model, field),
+        of.model.keys()[field],
     )
     kind = int if before is None else type(before)
 
     def is_noticed(value: object) -> bool:
         try:
-            other = replace(of, model=replace(of.model, **{field: value}))
+            other = replace(of, model=of.model.with_keys(**{field: value}))
         except InvalidInput:
             return False
         if (reason := tool.why_not(other, recipe)) is not None:

@@ -172,7 +172,7 @@ def test_a_row_far_from_all_others_is_noise_by_the_excess_until_another_confirms
 
 def test_rows_of_another_model_tell_what_the_cluster_s_constants_are() -> None:
     slower = {"matmul": FITTED.matmul / 1.25, "network_links": FITTED.network_links / 2}
-    other = replace(PROBLEM, model=replace(PROBLEM.model, hidden=4096, ffn_hidden=16384))
+    other = replace(PROBLEM, model=PROBLEM.model.with_keys(hidden=4096, ffn_hidden=16384))
     recipes = SPACE.survey(other).recipes[::20]
 
     def speeds(problem: Problem, of: Sequence[Recipe]) -> Rows:

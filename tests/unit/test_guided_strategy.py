@@ -256,7 +256,7 @@ def fitted(name: str, code: str, rows: int) -> Problem:
 
 
 def test_a_fit_of_a_cluster_file_gives_way_to_more_outcomes_alone() -> None:
-    other = replace(PROBLEM, model=replace(PROBLEM.model, hidden=4096, ffn_hidden=16384))
+    other = replace(PROBLEM, model=PROBLEM.model.with_keys(hidden=4096, ffn_hidden=16384))
     recipes = SPACE.survey(other).recipes[::9]
     speeds = prior_of(recipes, other).log_speed - 0.3
     known = [
@@ -281,7 +281,7 @@ def test_outcomes_of_another_model_move_the_constants_and_another_code_s_do_not(
     """A cluster with slower links and memory than stated: what is told of one model predicts
     another, unprobed.
     """
-    other = replace(PROBLEM, model=replace(PROBLEM.model, hidden=4096, ffn_hidden=16384))
+    other = replace(PROBLEM, model=PROBLEM.model.with_keys(hidden=4096, ffn_hidden=16384))
     slower = replace(
         PROBLEM.cluster, efficiencies={"memory": 0.6, "node_links": 0.45, "network_links": 0.35}
     )

@@ -16,7 +16,7 @@ import frontrunner as api
 from frontrunner import TableForm
 from frontrunner.exchange import Import
 from frontrunner.spaces.errors import InvalidInput, NotFound
-from frontrunner.spaces.model import ACTIVATIONS
+from frontrunner.spaces.model.feed_forward import ACTIVATIONS
 from frontrunner.store import LocalStore
 from frontrunner.views.columns import COLUMNS, briefly
 from support.imports import ROWS, row, write_table

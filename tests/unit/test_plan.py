@@ -204,7 +204,7 @@ def test_what_no_measurement_has_judged_gets_a_wide_error(
 
 
 def test_mixtures_are_compared_and_what_is_not_stays_less_certain() -> None:
-    mixture = replace(PROBLEM, model=replace(PROBLEM.model, experts=4, experts_per_token=2))
+    mixture = replace(PROBLEM, model=PROBLEM.model.with_keys(experts=4, experts_per_token=2))
     shared = replace(recipe(), expert_parallel=2)
     remarks = plan([shared], mixture).trust.remarks
     assert not any("less certain" in remark for remark in remarks)

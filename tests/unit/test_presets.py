@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -14,7 +13,7 @@ from frontrunner.cli.main import frontrunner
 from frontrunner.config.campaign import parse_campaign, parse_cluster
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.presets import (
     CATALOGUES,
     cluster_preset,
@@ -64,7 +63,7 @@ def test_active_parameters_are_the_published_ones(
     name: str, published: float, counts_embedding: bool
 ) -> None:
     mixture = model(name)
-    embedding = 0 if counts_embedding else mixture.vocabulary * mixture.hidden
+    embedding = 0 if counts_embedding else mixture.embedding.vocabulary * mixture.hidden
     assert (mixture.active_parameters - embedding) / 1e9 == pytest.approx(published, rel=0.025)
     stated = presets_by_kind(name)["models"][name]
     assert (stated["parameters"], stated["active_parameters"]) == (
@@ -114,7 +113,7 @@ def test_active_parameters_are_the_published_ones(
 def test_models_have_the_published_parameters(
     name: str, parameters: float, tolerance: float
 ) -> None:
-    assert replace(model(name), vocabulary_multiple=1).parameters == pytest.approx(
+    assert model(name).with_keys(vocabulary_multiple=1).parameters == pytest.approx(
         parameters, rel=tolerance, abs=0
     )
 
@@ -123,10 +122,10 @@ def test_a_layer_that_predicts_a_further_token_has_the_published_parameters() ->
     """11.5 billion of DeepSeek-V3's own, 2.4 of which a token meets with embedding and head (its
     README_WEIGHTS).
     """
-    plain = replace(model("deepseek-v3"), vocabulary_multiple=1)
-    further = replace(plain, mtp_layers=1)
+    plain = model("deepseek-v3").with_keys(vocabulary_multiple=1)
+    further = plain.with_keys(mtp_layers=1)
     assert (further.parameters - plain.parameters) / 1e9 == pytest.approx(11.5, rel=0.01)
-    shared = 2 * plain.vocabulary * plain.hidden
+    shared = 2 * plain.embedding.vocabulary * plain.hidden
     assert (further.active_parameters - plain.active_parameters + shared) / 1e9 == pytest.approx(
         2.4, rel=0.06
     )
@@ -147,7 +146,7 @@ def test_every_model_preset_is_tested() -> None:
 )
 def test_the_frontier_study_s_models(name: str, layers: int, hidden: int, heads: int) -> None:
     shape = model(name)
-    assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads) == (
+    assert (len(shape.layers), shape.hidden, shape.attention.heads, shape.attention.kv_heads) == (
         layers,
         hidden,
         heads,
@@ -347,7 +346,12 @@ def test_a_file_s_own_fields_go_before_the_preset_s(tmp_path: Any) -> None:
         {"preset": "frontier", "nodes": 16},
         tmp_path,
     )
-    assert (found.model.layers, found.model.hidden, found.model.kv_heads, found.model.name) == (
+    assert (
+        len(found.model.layers),
+        found.model.hidden,
+        found.model.attention.kv_heads,
+        found.model.name,
+    ) == (
         4,
         4096,
         8,
@@ -362,7 +366,7 @@ def test_heads_and_feed_forward_follow_from_what_is_given(tmp_path: Any) -> None
         {"device": "mi300x", "devices_per_node": 2},
         tmp_path,
     )
-    assert (found.model.kv_heads, found.model.ffn_hidden) == (6, 384)
+    assert (found.model.attention.kv_heads, found.model.feed_forward.ffn_hidden) == (6, 384)
     assert (found.cluster.memory_gib_per_device, found.cluster.backend, found.cluster.devices) == (
         192,
         "rocm",

@@ -24,10 +24,12 @@ from frontrunner.evaluators.text.prepare import PrepareSettings, prepare
 from frontrunner.evaluators.trainer.job import Data
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 
-MODEL = Model(name="toy", layers=2, hidden=16, heads=2, kv_heads=2, ffn_hidden=64, vocabulary=300)
+MODEL = Model.from_keys(
+    name="toy", layers=2, hidden=16, heads=2, kv_heads=2, ffn_hidden=64, vocabulary=300
+)
 PROBLEM = Problem(
     model=MODEL,
     cluster=Cluster(
@@ -67,7 +69,7 @@ def test_the_built_in_text_fits_a_byte_vocabulary(tmp_path: Path) -> None:
     )  # of a driver that was killed meanwhile
     unfinished.touch()
     (found,) = corpus(
-        DataSettings(), tmp_path, replace(PROBLEM, model=replace(MODEL, vocabulary=257))
+        DataSettings(), tmp_path, replace(PROBLEM, model=MODEL.with_keys(vocabulary=257))
     )
     assert not unfinished.exists()
     tokens = np.fromfile(found.path, dtype=found.dtype)
@@ -81,7 +83,7 @@ def test_a_token_file_is_taken_as_it_is(tmp_path: Path) -> None:
 
 
 def test_wide_vocabularies_are_read_as_32_bits(tmp_path: Path) -> None:
-    problem = replace(PROBLEM, model=replace(MODEL, vocabulary=128_256))
+    problem = replace(PROBLEM, model=MODEL.with_keys(vocabulary=128_256))
     data = written(tmp_path / "t.bin", [128_255] * FEWEST, "<u4")
     assert corpus(data, tmp_path, problem)[0].dtype == "uint32"
 
@@ -120,7 +122,7 @@ def test_a_file_that_has_gone_is_refused(tmp_path: Path) -> None:
 
 def test_text_needs_a_vocabulary_of_bytes(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"^model\.vocabulary = 256: expected at least 257"):
-        corpus(DataSettings(), tmp_path, replace(PROBLEM, model=replace(MODEL, vocabulary=256)))
+        corpus(DataSettings(), tmp_path, replace(PROBLEM, model=MODEL.with_keys(vocabulary=256)))
 
 
 def test_the_built_in_text_may_be_too_short(tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ def unusable(case: str, folder: Path) -> tuple[DataSettings, Problem]:
     if case == "short built-in text":
         return DataSettings(), replace(PROBLEM, sequence_length=1_000_000)
     if case == "small vocabulary":
-        return DataSettings(), replace(PROBLEM, model=replace(MODEL, vocabulary=256))
+        return DataSettings(), replace(PROBLEM, model=MODEL.with_keys(vocabulary=256))
     return DataSettings(path=str(folder / paths.get(case, "outside.bin"))), PROBLEM
 
 
@@ -188,7 +190,7 @@ def test_a_check_passes_what_training_takes(tmp_path: Path) -> None:
 
 
 def test_a_prepared_file_is_read_by_its_description(tmp_path: Path) -> None:
-    path, large = tmp_path / "a.bin", replace(PROBLEM, model=replace(MODEL, vocabulary=100_000))
+    path, large = tmp_path / "a.bin", replace(PROBLEM, model=MODEL.with_keys(vocabulary=100_000))
     (tmp_path / "a.txt").write_text("a\n" * 500)
     about = prepare(
         (tmp_path / "a.txt",), PrepareSettings(out=path, train_vocabulary=300, validation=0.1)
@@ -205,7 +207,7 @@ def test_a_prepared_file_is_read_by_its_description(tmp_path: Path) -> None:
         InvalidInput,
         match=rf"model.vocabulary = 200: expected at least {about.vocabulary}, the voc",
     ):
-        check_data(data, replace(PROBLEM, model=replace(MODEL, vocabulary=200)))
+        check_data(data, replace(PROBLEM, model=MODEL.with_keys(vocabulary=200)))
     with pytest.raises(InvalidInput, match="held out for evaluation, a sequence; it has"):
         check_data(data, replace(large, sequence_length=about.held_out_tokens))
     path.write_bytes(path.read_bytes()[:-2])

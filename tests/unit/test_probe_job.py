@@ -70,8 +70,8 @@ def test_a_probe_is_adaptive_unless_its_steps_are_counted(tmp_path: Path) -> Non
 
 def test_a_replay_trains_with_the_router_however_probes_deal_tokens(tmp_path: Path) -> None:
     setup = setup_of(tmp_path)
-    model = replace(
-        setup.problem.model, experts=4, experts_per_token=2, routing="uniform", biases="none"
+    model = setup.problem.model.with_keys(
+        experts=4, experts_per_token=2, routing="uniform", biases="none"
     )
     setup = replace(setup, problem=replace(setup.problem, model=model))
     recipe, settings = tiny_recipe(), ReplaySettings(steps=2)
@@ -83,7 +83,10 @@ def test_a_replay_trains_with_the_router_however_probes_deal_tokens(tmp_path: Pa
     }
     planned = plan(recipe_id="0123456789ab", setup=setup, **options)
     probed = probe_job(setup, recipe, tmp_path, (Data(path="tokens.bin", dtype="uint16"),))
-    assert (planned.job.model.routing, probed.model.routing) == ("learned", "uniform")
+    assert (planned.job.model.mixture.routing, probed.model.mixture.routing) == (
+        "learned",
+        "uniform",
+    )
 
 
 def test_no_job_is_made_for_a_recipe_that_would_train_wrongly(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def test_rates_follow_from_the_median_step() -> None:
     # The shape by hand: 2 layers of width 64, 4 heads, GELU MLP of 256, sequence 32, vocabulary as
     # it is padded.
     model = problem().model
-    matrices = 4 * 64 * 64 + (3 if model.activation == "swiglu" else 2) * 64 * 256
-    forward = 2 * (2 * matrices + 4 * 32 * 64) + 2 * 64 * model.padded_vocabulary
+    matrices = 4 * 64 * 64 + (3 if model.feed_forward.activation == "swiglu" else 2) * 64 * 256
+    forward = 2 * (2 * matrices + 4 * 32 * 64) + 2 * 64 * model.embedding.padded_vocabulary
     assert found.model_tflops_per_device == pytest.approx(3 * forward * 1024 / 2 / 1e12)
     scores_again = 2 * 2 * 32 * 64
     assert found.hardware_tflops_per_device == pytest.approx(
@@ -74,9 +74,9 @@ def test_chunks_and_tiles_count_for_the_hardware_only() -> None:
         return changed["hardware_tflops_per_device"] - plain["hardware_tflops_per_device"]
 
     model = problem().model
-    head = 2 * 64 * model.padded_vocabulary
+    head = 2 * 64 * model.embedding.padded_vocabulary
     assert teraflops_more(loss_chunks=2) == pytest.approx(head * 1024 / 2 / 1e12)
-    not_last = 2 * 2 * (model.ffn_matrices - 1) * 64 * model.ffn_hidden
+    not_last = 2 * 2 * (model.feed_forward.matrices - 1) * 64 * model.feed_forward.ffn_hidden
     assert teraflops_more(feed_forward_tiles=2) == pytest.approx(not_last * 1024 / 2 / 1e12)
 
 

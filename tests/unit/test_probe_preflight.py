@@ -160,7 +160,7 @@ def test_layers_that_predict_further_tokens_are_refused_where_the_built_in_train
     tmp_path: Path,
 ) -> None:
     setup = setup_of(tiny_recipe())
-    problem = replace(setup.problem, model=replace(setup.problem.model, mtp_layers=1))
+    problem = replace(setup.problem, model=setup.problem.model.with_keys(mtp_layers=1))
     reason = r"model\.mtp_layers = 1: expected 0 for the built-in trainer"
     with pytest.raises(InvalidInput, match=reason):
         prepare_here(problem, DispatchSettings(), engines=("torch",), offloads=(), fp8=())

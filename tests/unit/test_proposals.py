@@ -143,7 +143,7 @@ def test_each_legal_recipe_is_proposed_once(name: str) -> None:
 @pytest.mark.parametrize("name", ["random", "optuna-tpe", "deephyper"])
 def test_what_surely_does_not_fit_is_proposed_only_where_nothing_is_pruned(name: str) -> None:
     problem = replace(
-        SPEC.problem, model=replace(SPEC.problem.model, hidden=4096, ffn_hidden=16384)
+        SPEC.problem, model=SPEC.problem.model.with_keys(hidden=4096, ffn_hidden=16384)
     )
     peaks = {one.recipe: one.peak_memory_bytes for one in plan(SURVEY.recipes, problem).estimates}
     limit = min(peaks.values()) / 2**30

@@ -97,7 +97,7 @@ def test_stages_within_a_node_send_over_its_links():
 
 
 def test_orders_that_differ_in_groups_of_one_rank_are_one_recipe():
-    model = replace(PROBLEM.model, tied_embeddings=False)
+    model = PROBLEM.model.with_keys(tied_embeddings=False)
     cluster = Cluster(
         name="c", device="d", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=1.0
     )

@@ -45,8 +45,7 @@ def test_every_trait_of_a_campaign_file_sets_a_code_and_is_read_back() -> None:
         stated = typing.get_args(typing.get_args(hints[key])[0]) or (True, False)
         assert set(kinds) == set(stated), key
         for value in kinds:
-            llama = replace(
-                PROBLEM.model,
+            llama = PROBLEM.model.with_keys(
                 positions="rotary",
                 activation="swiglu",
                 experts=8,
@@ -179,9 +178,9 @@ def test_what_is_described_holds_for_the_problem_at_hand() -> None:
         PROBLEM,
         software=settings,
         precision="fp32",
-        model=replace(PROBLEM.model, max_positions=2048),
+        model=PROBLEM.model.with_keys(max_positions=2048),
     )
-    gpt = replace(gpt, model=replace(gpt.model, positions="learned"))
+    gpt = replace(gpt, model=gpt.model.with_keys(positions="learned"))
     found = described(gpt, "torch")
     assert (found.rotary, found.activation, found.gradients, found.attention) == (
         None,

@@ -13,13 +13,15 @@ from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.space import Space
 
-MODEL = Model(name="toy", layers=8, hidden=128, heads=8, kv_heads=4, ffn_hidden=512, vocabulary=256)
+MODEL = Model.from_keys(
+    name="toy", layers=8, hidden=128, heads=8, kv_heads=4, ffn_hidden=512, vocabulary=256
+)
 CLUSTER = Cluster(
     name="c", device="d", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=1.0
 )
@@ -145,7 +147,7 @@ def test_each_rule_refuses_with_its_code_and_its_words(
 
 
 def test_norms_of_heads_are_refused_where_their_gradients_would_not_be_summed() -> None:
-    problem = replace(PROBLEM, model=replace(PROBLEM.model, qk_norm=True))
+    problem = replace(PROBLEM, model=PROBLEM.model.with_keys(qk_norm=True))
     reason = why_illegal(recipe(**TENSOR), problem)
     assert reason is not None
     assert reason.code == "deepspeed-qk-norm"
@@ -273,7 +275,7 @@ def test_precision(choices: dict[str, Any], precision: str, code: str | None) ->
 
 
 def test_tied_embeddings_take_no_pipeline() -> None:
-    tied = replace(PROBLEM, model=replace(MODEL, tied_embeddings=True))
+    tied = replace(PROBLEM, model=MODEL.with_keys(tied_embeddings=True))
     assert why_illegal(recipe(), tied) is None
     reason = why_illegal(recipe(**PIPELINE), tied)
     assert reason is not None

@@ -11,7 +11,7 @@ import pytest
 
 from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.legality import ENGINE_RULES, marks, why_illegal
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import ENGINES, LOOPED_SCHEDULES
 from frontrunner.spaces.sharding import Sharding
@@ -231,7 +231,7 @@ def test_what_an_engine_cannot_compute_in_is_refused(
 
 
 def test_tied_embeddings_cannot_be_on_two_stages() -> None:
-    tied = replace(PROBLEM, model=replace(MODEL, tied_embeddings=True))
+    tied = replace(PROBLEM, model=MODEL.with_keys(tied_embeddings=True))
     reason = why_illegal(recipe(**PIPELINE), tied)
     assert reason is not None
     assert reason.code == "tied-pipeline"
@@ -241,8 +241,8 @@ def test_tied_embeddings_cannot_be_on_two_stages() -> None:
 @pytest.mark.parametrize(
     ("model", "part"),
     [
-        (replace(MODEL, ffn_hidden=769), "ffn_hidden 769"),
-        (replace(MODEL, vocabulary_multiple=1), "padded vocabulary 257"),
+        (MODEL.with_keys(ffn_hidden=769), "ffn_hidden 769"),
+        (MODEL.with_keys(vocabulary_multiple=1), "padded vocabulary 257"),
     ],
 )
 def test_tensor_parallelism_divides_every_matrix(model: Model, part: str) -> None:

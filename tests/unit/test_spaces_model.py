@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -10,9 +9,10 @@ import pytest
 
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.spaces.model import Model, RotaryScaling
+from frontrunner.spaces.model.model import Model
+from frontrunner.spaces.model.positions import RotaryScaling
 
-GPT2_SMALL = Model(
+GPT2_SMALL = Model.from_keys(
     name="gpt2-small",
     layers=12,
     hidden=768,
@@ -27,7 +27,7 @@ GPT2_SMALL = Model(
     biases="all",
     tied_embeddings=True,
 )
-LLAMA_8B = Model(
+LLAMA_8B = Model.from_keys(
     name="llama-3-8b",
     layers=32,
     hidden=4096,
@@ -39,7 +39,7 @@ LLAMA_8B = Model(
     activation="swiglu",
     norm="rmsnorm",
 )
-SMALL = Model(
+SMALL = Model.from_keys(
     name="small",
     layers=2,
     hidden=12,
@@ -55,31 +55,37 @@ def matrices_of_a_layer(model: Model) -> list[tuple[int, int]]:
     """The (in, out) shapes of one layer's matrices, drawn as in a textbook."""
     width, q_width, kv_width = (
         model.hidden,
-        model.head_dim * model.heads,
-        model.head_dim * model.kv_heads,
+        model.attention.head_dim * model.attention.heads,
+        model.attention.head_dim * model.attention.kv_heads,
     )
     attention = [(width, q_width), (width, kv_width), (width, kv_width), (q_width, width)]
-    up = [(width, model.ffn_hidden)] * (2 if model.activation == "swiglu" else 1)
-    return [*attention, *up, (model.ffn_hidden, width)]
+    up = [(width, model.feed_forward.ffn_hidden)] * (
+        2 if model.feed_forward.activation == "swiglu" else 1
+    )
+    return [*attention, *up, (model.feed_forward.ffn_hidden, width)]
 
 
 def counted_parameters(model: Model, rows: int) -> int:
-    has_norm_bias = model.norm == "layernorm" and model.biases == "all"
+    has_norm_bias = model.norm.kind == "layernorm" and model.norm.has_biases
     norm = [(model.hidden,)] * (2 if has_norm_bias else 1)
     matrices = matrices_of_a_layer(model)
-    with_bias = {"none": [], "qkv": matrices[:3], "all": matrices}[model.biases]
+    with_bias = {"none": [], "qkv": matrices[:3], "all": matrices}[model.attention.biases]
     shapes: list[tuple[int, ...]] = [(rows, model.hidden)]
-    shapes += [] if model.tied_embeddings else [(model.hidden, rows)]
-    shapes += [(model.max_positions or 0, model.hidden)] if model.positions == "learned" else []
-    for _ in range(model.layers):
+    shapes += [] if model.head.tied else [(model.hidden, rows)]
+    shapes += (
+        [(model.embedding.max_positions or 0, model.hidden)]
+        if model.embedding.positions == "learned"
+        else []
+    )
+    for _ in range(len(model.layers)):
         shapes += [*norm, *matrices, *norm, *((out,) for _, out in with_bias)]
-        shapes += [(model.head_dim,)] * (2 * len(norm) if model.qk_norm else 0)
+        shapes += [(model.attention.head_dim,)] * (2 * len(norm) if model.attention.qk_norm else 0)
     return sum(prod(shape) for shape in [*shapes, *norm])
 
 
 @pytest.mark.parametrize("model", [GPT2_SMALL, LLAMA_8B], ids=lambda model: model.name)
 def test_parameters_are_the_sum_of_all_shapes(model: Model) -> None:
-    assert model.parameters == counted_parameters(model, rows=model.vocabulary)
+    assert model.parameters == counted_parameters(model, rows=model.embedding.vocabulary)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +105,7 @@ def test_parameters_are_the_sum_of_all_shapes(model: Model) -> None:
     ],
 )
 def test_each_choice_of_shape_changes_parameters_as_its_matrices_do(change: dict[str, Any]) -> None:
-    model = replace(SMALL, **change)
+    model = SMALL.with_keys(**change)
     assert model.parameters == counted_parameters(model, rows=128)
 
 
@@ -107,10 +113,8 @@ def test_each_choice_of_shape_changes_parameters_as_its_matrices_do(change: dict
     ("vocabulary", "multiple", "rows"), [(257, 128, 384), (256, 128, 256), (50257, 1, 50257)]
 )
 def test_vocabulary_is_padded_upwards(vocabulary: int, multiple: int, rows: int) -> None:
-    assert (
-        replace(SMALL, vocabulary=vocabulary, vocabulary_multiple=multiple).padded_vocabulary
-        == rows
-    )
+    model = SMALL.with_keys(vocabulary=vocabulary, vocabulary_multiple=multiple)
+    assert model.embedding.padded_vocabulary == rows
 
 
 def test_flops_are_twice_the_multiplications_of_forward_and_two_backward() -> None:
@@ -119,9 +123,9 @@ def test_flops_are_twice_the_multiplications_of_forward_and_two_backward() -> No
     scores_and_values = (
         2 * 2 * length * width
     )  # for each head: length x head_dim twice, two operations each
-    forward = SMALL.layers * (layer + scores_and_values) + 2 * width * 128
+    forward = len(SMALL.layers) * (layer + scores_and_values) + 2 * width * 128
     assert SMALL.model_flops_per_token(length) == 3 * forward
-    masked = 3 * SMALL.layers * scores_and_values / 2
+    masked = 3 * len(SMALL.layers) * scores_and_values / 2
     assert SMALL.model_flops_per_token(length / 2) == 3 * forward - masked
 
 
@@ -132,18 +136,18 @@ def test_flops_of_a_window_are_of_what_it_and_the_causal_mask_leave(
     window: int, every: int, layers: int
 ) -> None:
     model, length = (
-        replace(SMALL, layers=layers, attention_window=window, full_attention_every=every),
+        SMALL.with_keys(layers=layers, attention_window=window, full_attention_every=every),
         32,
     )
     pairs = sum(
-        min(place + 1, model.window_of(layer) or length)
+        min(place + 1, layer.attention.window or length)
         for place in range(length)
-        for layer in range(layers)
+        for layer in model.layers
     )
     attention = (
-        3 * 2 * 2 * model.q_hidden * pairs / length
+        3 * 2 * 2 * model.attention.q_hidden * pairs / length
     )  # per token: two products, forward and backward
-    plain = replace(model, attention_window=None, full_attention_every=0)
+    plain = model.with_keys(attention_window=None, full_attention_every=0)
     besides = plain.model_flops_per_token(length) - 3 * layers * plain.attention_flops_per_token(
         length
     )
@@ -157,22 +161,24 @@ def test_flops_of_a_window_are_of_what_it_and_the_causal_mask_leave(
 
 
 def test_mtp_layer_has_a_projection_and_three_norms_besides() -> None:
-    layer = replace(SMALL, layers=3).parameters - SMALL.parameters
-    added = replace(SMALL, mtp_layers=1).parameters - SMALL.parameters
+    layer = SMALL.with_keys(layers=3).parameters - SMALL.parameters
+    added = SMALL.with_keys(mtp_layers=1).parameters - SMALL.parameters
     assert added == layer + 2 * SMALL.hidden * SMALL.hidden + 3 * SMALL.hidden
 
 
 def test_flops_of_an_mtp_layer_are_a_layer_s_its_projection_s_and_the_head_s() -> None:
-    added = replace(SMALL, mtp_layers=2).model_flops_per_token(32) - SMALL.model_flops_per_token(32)
+    added = SMALL.with_keys(mtp_layers=2).model_flops_per_token(32) - SMALL.model_flops_per_token(
+        32
+    )
     projection = 2 * 2 * SMALL.hidden * SMALL.hidden
     forward = SMALL.layer_flops_per_token(32) + projection + SMALL.head_flops_per_token()
     assert added == 3 * 2 * forward
 
 
 def test_flops_of_attention_follow_the_heads_own_width() -> None:
-    wide = replace(SMALL, head_width=4)  # twice hidden / heads
+    wide = SMALL.with_keys(head_width=4)  # twice hidden / heads
     more = (
-        2 * (2 * SMALL.hidden * SMALL.hidden + 2 * SMALL.hidden * SMALL.kv_hidden)
+        2 * (2 * SMALL.hidden * SMALL.hidden + 2 * SMALL.hidden * SMALL.attention.kv_hidden)
         + 4 * 32 * SMALL.hidden
     )
     assert wide.layer_flops_per_token(32) == SMALL.layer_flops_per_token(32) + more
@@ -187,7 +193,7 @@ def test_flops_are_near_six_times_the_parameters_for_short_sequences_of_a_large_
 def test_flops_agree_with_the_megatron_formula() -> None:
     # arXiv 2104.04473, equation 3 without its activation recomputation (72 instead of 96), a
     # token's share.
-    model = replace(GPT2_SMALL, positions="rotary", max_positions=None)
+    model = GPT2_SMALL.with_keys(positions="rotary", max_positions=None)
     length, layers, width, rows = 1024, 12, 768, 50257
     megatron = 72 * layers * width**2 * (1 + length / (6 * width) + rows / (12 * layers * width))
     assert model.model_flops_per_token(length) == pytest.approx(megatron, rel=1e-12)
@@ -229,7 +235,7 @@ def test_flops_agree_with_the_megatron_formula() -> None:
 )
 def test_a_shape_that_cannot_be_says_why(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        replace(SMALL, **change)
+        SMALL.with_keys(**change)
     assert caught.value.message == message
 
 

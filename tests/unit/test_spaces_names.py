@@ -8,7 +8,7 @@ import pytest
 from frontrunner.results.schema import recipe_from_json, recipe_to_json
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import read_plain, recipe_id
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import DIMENSIONS, Recipe, stored_recipe
 from frontrunner.spaces.sharding import Sharding
@@ -16,7 +16,7 @@ from frontrunner.spaces.space import Space
 from frontrunner.spaces.validation import dump_json, load_json, validate
 
 PROBLEM = Problem(
-    model=Model(
+    model=Model.from_keys(
         name="custom", layers=4, hidden=128, heads=8, kv_heads=8, ffn_hidden=512, vocabulary=1000
     ),
     cluster=Cluster(

@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 from frontrunner.spaces.document import canonical_json, recipe_id
 from frontrunner.spaces.errors import InvalidInput
-from frontrunner.spaces.model import Model, RotaryScaling
+from frontrunner.spaces.model.model import Model
+from frontrunner.spaces.model.positions import RotaryScaling
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import SHARDING_NAMES, Sharding
 
-MODEL = Model(name="toy", layers=8, hidden=64, heads=8, kv_heads=4, ffn_hidden=256, vocabulary=257)
+MODEL = Model.from_keys(
+    name="toy", layers=8, hidden=64, heads=8, kv_heads=4, ffn_hidden=256, vocabulary=257
+)
 CLUSTER = Cluster(
     name="c", device="d", backend="cpu", nodes=1, devices_per_node=8, memory_gib_per_device=1.0
 )
@@ -75,7 +78,7 @@ def test_identity_is_what_it_was_when_stores_were_written() -> None:
     "problem",
     [
         replace(PROBLEM, model=replace(MODEL, name="renamed")),
-        replace(PROBLEM, model=replace(MODEL, head_width=8)),  # what it is without being stated
+        replace(PROBLEM, model=MODEL.with_keys(head_width=8)),  # what it is without being stated
         replace(PROBLEM, cluster=replace(CLUSTER, name="renamed", source="another")),
         replace(
             PROBLEM, cluster=replace(CLUSTER, memory_gib_per_device=80.0, memory_gb_per_s=2000)
@@ -95,16 +98,16 @@ def test_identity_does_not_depend_on_names_rates_or_sizes(problem: Problem) -> N
 @pytest.mark.parametrize(
     "problem",
     [
-        replace(PROBLEM, model=replace(MODEL, layers=9)),
-        replace(PROBLEM, model=replace(MODEL, attention="math")),
-        replace(PROBLEM, model=replace(MODEL, rotary_theta=5e5)),
-        replace(PROBLEM, model=replace(MODEL, rotary_scaling=RotaryScaling(factor=8.0))),
-        replace(PROBLEM, model=replace(MODEL, norm_epsilon=1e-6)),
-        replace(PROBLEM, model=replace(MODEL, biases="qkv")),
-        replace(PROBLEM, model=replace(MODEL, head_width=16)),
-        replace(PROBLEM, model=replace(MODEL, qk_norm=True)),
-        replace(PROBLEM, model=replace(MODEL, rotary_width=4)),
-        replace(PROBLEM, model=replace(MODEL, parallel_residual=True)),
+        replace(PROBLEM, model=MODEL.with_keys(layers=9)),
+        replace(PROBLEM, model=MODEL.with_keys(attention="math")),
+        replace(PROBLEM, model=MODEL.with_keys(rotary_theta=5e5)),
+        replace(PROBLEM, model=MODEL.with_keys(rotary_scaling=RotaryScaling(factor=8.0))),
+        replace(PROBLEM, model=MODEL.with_keys(norm_epsilon=1e-6)),
+        replace(PROBLEM, model=MODEL.with_keys(biases="qkv")),
+        replace(PROBLEM, model=MODEL.with_keys(head_width=16)),
+        replace(PROBLEM, model=MODEL.with_keys(qk_norm=True)),
+        replace(PROBLEM, model=MODEL.with_keys(rotary_width=4)),
+        replace(PROBLEM, model=MODEL.with_keys(parallel_residual=True)),
         replace(PROBLEM, sequence_length=65),
         replace(PROBLEM, precision="bf16"),
         replace(PROBLEM, cluster=replace(CLUSTER, device="another")),

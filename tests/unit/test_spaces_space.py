@@ -15,13 +15,15 @@ from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import Reason, why_illegal
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import LOOPED_SCHEDULES, Recipe
 from frontrunner.spaces.space import FRAME, MAX_POINTS, Space, recipe_at
 from frontrunner.spaces.variants import scaled
 
-MODEL = Model(name="toy", layers=6, hidden=64, heads=8, kv_heads=4, ffn_hidden=256, vocabulary=257)
+MODEL = Model.from_keys(
+    name="toy", layers=6, hidden=64, heads=8, kv_heads=4, ffn_hidden=256, vocabulary=257
+)
 CLUSTER = Cluster(
     name="c", device="d", backend="cpu", nodes=2, devices_per_node=4, memory_gib_per_device=1.0
 )
@@ -278,11 +280,11 @@ def test_a_choice_that_cannot_be_says_why(choices: dict[str, Any], message: str)
         ({"sequence_length": 1}, "problem.sequence_length = 1: expected at least 2"),
         ({"precision": "fp8"}, 'problem.precision = "fp8": expected one of fp32, bf16, fp16'),
         (
-            {"model": replace(MODEL, positions="learned")},
+            {"model": MODEL.with_keys(positions="learned")},
             "model.max_positions is missing: expected the number of learned positions",
         ),
         (
-            {"model": replace(MODEL, positions="learned", max_positions=32)},
+            {"model": MODEL.with_keys(positions="learned", max_positions=32)},
             "problem.sequence_length = 64: expected at most model.max_positions = 32",
         ),
     ],
@@ -294,4 +296,4 @@ def test_a_problem_that_cannot_be_says_why(change: dict[str, Any], message: str)
 
 
 def test_rotary_positions_are_not_limited() -> None:
-    assert replace(PROBLEM, model=replace(MODEL, max_positions=32)).sequence_length == 64
+    assert replace(PROBLEM, model=MODEL.with_keys(max_positions=32)).sequence_length == 64

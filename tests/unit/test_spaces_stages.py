@@ -16,7 +16,7 @@ from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.document import read_plain, recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import marks
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.presets import model_preset
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
@@ -29,7 +29,7 @@ CLUSTER = Cluster(
 
 
 def problem(layers: int, vocabulary: int) -> Problem:
-    model = Model(
+    model = Model.from_keys(
         name="m",
         layers=layers,
         hidden=64,
@@ -89,10 +89,10 @@ def test_no_split_leaves_the_busiest_rank_less(
 
     counts = balanced_layers(recipe, asked)
 
-    assert sum(counts) == asked.model.layers
+    assert sum(counts) == len(asked.model.layers)
     least = min(
         busiest(recipe, asked, other)[0]
-        for other in compositions(asked.model.layers, recipe.stages)
+        for other in compositions(len(asked.model.layers), recipe.stages)
     )
     assert busiest(recipe, asked, counts)[0] == pytest.approx(least, rel=1e-12)
 

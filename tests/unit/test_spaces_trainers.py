@@ -25,9 +25,9 @@ from frontrunner.spaces.sharding import Sharding
 from frontrunner.spaces.trainers import TRAINERS
 from support.legality import CLUSTER, MODEL, PIPELINE, PROBLEM, recipe
 
-TIED = replace(PROBLEM, model=replace(MODEL, tied_embeddings=True))
-EXPERTS = replace(PROBLEM, model=replace(MODEL, experts=8, experts_per_token=2))
-NARROW = replace(PROBLEM, model=replace(MODEL, kv_heads=3))
+TIED = replace(PROBLEM, model=MODEL.with_keys(tied_embeddings=True))
+EXPERTS = replace(PROBLEM, model=MODEL.with_keys(experts=8, experts_per_token=2))
+NARROW = replace(PROBLEM, model=MODEL.with_keys(kv_heads=3))
 FP16, BF16 = (replace(PROBLEM, precision=name) for name in ("fp16", "bf16"))
 CUT = replace(PROBLEM, sequence_length=126)
 H100 = replace(
@@ -37,7 +37,7 @@ H100 = replace(
     cluster=replace(CLUSTER, peak_tflops=ByPrecision(bf16=989, fp8=1979)),
 )
 H100_EXPERTS = replace(H100, model=EXPERTS.model)
-UNEVEN_EXPERTS = replace(H100, model=replace(EXPERTS.model, ffn_hidden=764))
+UNEVEN_EXPERTS = replace(H100, model=EXPERTS.model.with_keys(ffn_hidden=764))
 
 CONTEXT: dict[str, Any] = {"tensor_parallel": 4, "context_parallel": 4}
 """Context ranks that do not divide the 6 heads of a tensor rank."""
@@ -145,7 +145,7 @@ REFUSES: list[tuple[str, Problem, dict[str, Any], str]] = [
     ),
     (
         "megatron-lm",
-        replace(H100, model=replace(MODEL, ffn_hidden=776)),
+        replace(H100, model=MODEL.with_keys(ffn_hidden=776)),
         {"fp8": "tensorwise"},
         "fp8-divides: Transformer Engine in 8 bits: a rank has ffn_hidden 776, not a multiple of"
         " 16",
@@ -272,7 +272,7 @@ REFUSES: list[tuple[str, Problem, dict[str, Any], str]] = [
     ),
     (
         "torchtitan",
-        replace(H100, model=replace(EXPERTS.model, hidden=204, head_width=8)),
+        replace(H100, model=EXPERTS.model.with_keys(hidden=204, head_width=8)),
         {},
         "experts-grouped: torch's grouped products of experts in bf16 need multiples of 8: hidden"
         " is 204; 200 and 208 are",
@@ -323,7 +323,7 @@ def test_trainer_refuses_by_a_rule_of_its_own(
             UNEVEN_EXPERTS,
             {"tensor_parallel": 2, "sequence_parallel": True, "fp8": "tensorwise"},
         ),
-        ("torchtitan", replace(H100, model=replace(MODEL, ffn_hidden=764)), {}),
+        ("torchtitan", replace(H100, model=MODEL.with_keys(ffn_hidden=764)), {}),
         ("deepspeed", EXPERTS, {"secondary_partition": 4, **over(16, "zero-3")}),
         ("accelerate", PROBLEM, {"tensor_parallel": 2, **over(8, "zero-3")}),
     ],
@@ -335,7 +335,7 @@ def test_rule_of_a_part_holds_only_where_the_recipe_has_the_part(
 
 
 def test_export_is_refused_by_the_trainer_s_own_rule() -> None:
-    problem = replace(PROBLEM, model=replace(MODEL, activation="swiglu", norm="rmsnorm"))
+    problem = replace(PROBLEM, model=MODEL.with_keys(activation="swiglu", norm="rmsnorm"))
     reason = TOOLS["nanotron"].why_not(problem, recipe(tensor_parallel=8))
     assert str(reason) == "nanotron needs tensor_parallel 8 to divide kv_heads 4"
 

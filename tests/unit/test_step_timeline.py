@@ -22,7 +22,7 @@ from support import analytic
 pytestmark = pytest.mark.unit
 PROBLEM = replace(
     analytic.PROBLEM,
-    model=replace(analytic.PROBLEM.model, tied_embeddings=False),
+    model=analytic.PROBLEM.model.with_keys(tied_embeddings=False),
     global_batch=GlobalBatch(minimum=256, maximum=256),
 )
 TINY = 1e-9
@@ -86,7 +86,7 @@ def test_the_step_agrees_with_the_formulas_or_says_why_not(schedule):
 
 
 def test_equal_stages_without_transfers_are_the_formulas_to_the_digit():
-    free = replace(PROBLEM, model=replace(PROBLEM.model, vocabulary=64))
+    free = replace(PROBLEM, model=PROBLEM.model.with_keys(vocabulary=64))
     links = replace(free.cluster.links, nic_gb_per_s=1e6, node_gb_per_s=1e6)
     efficiencies = dict.fromkeys(("node_latency_s", "network_latency_s"), 0.0)
     free = replace(free, cluster=replace(free.cluster, links=links, efficiencies=efficiencies))

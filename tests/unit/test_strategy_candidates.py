@@ -10,7 +10,7 @@ import pytest
 
 from frontrunner.search.strategies.candidates import Candidates
 from frontrunner.spaces.cluster import Cluster
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.space import Space, Survey, recipe_at
@@ -18,7 +18,7 @@ from frontrunner.spaces.space import Space, Survey, recipe_at
 
 @pytest.fixture
 def survey() -> Survey:
-    model = Model(
+    model = Model.from_keys(
         name="toy", layers=4, hidden=64, heads=8, kv_heads=8, ffn_hidden=256, vocabulary=512
     )
     cluster = Cluster(

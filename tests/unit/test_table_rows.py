@@ -20,7 +20,8 @@ from frontrunner.evaluators.tables import workloads as tables
 from frontrunner.evaluators.tables.rows import TableProblems, read_problems
 from frontrunner.results.outcome import Failure, FailureKind, Measurement
 from frontrunner.spaces.document import read_plain, recipe_id
-from frontrunner.spaces.model import ACTIVATIONS, Model
+from frontrunner.spaces.model.feed_forward import ACTIVATIONS
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.presets import model_preset
 from support.campaigns import write_toml
 from support.tables import row, write_table
@@ -48,7 +49,12 @@ def test_a_row_is_its_recipe_and_its_measurement(tmp_path: Path) -> None:
     assert first.peak_memory_bytes == (20 * 2**30,)
     assert second.peak_memory_bytes_max_rank is None
     model, cluster = problem.problem.model, problem.problem.cluster
-    assert (model.layers, model.hidden, model.ffn_matrices, cluster.devices) == (24, 2048, 2, 8)
+    assert (len(model.layers), model.hidden, model.feed_forward.matrices, cluster.devices) == (
+        24,
+        2048,
+        2,
+        8,
+    )
 
 
 LLAMA_3_8B: dict[str, Any] = {
@@ -105,7 +111,12 @@ def test_a_mixture_s_experts_are_columns(tmp_path: Path) -> None:
     (problem,) = read(tmp_path, row(**MIXTURE)).problems
     (one,) = problem.rows
     model = problem.problem.model
-    assert (model.experts, model.experts_per_token, model.ffn_hidden, model.ffn_matrices) == (
+    assert (
+        model.mixture.experts,
+        model.mixture.experts_per_token,
+        model.feed_forward.ffn_hidden,
+        model.feed_forward.matrices,
+    ) == (
         8,
         2,
         14336,
@@ -161,7 +172,7 @@ def test_a_layer_that_predicts_a_further_token_is_laid_out_as_nvidia_does(
         for problem in read(tmp_path, row(**MIXTURE | DEEPSEEK | changes | stages)).problems
     )
     (one,) = only.rows
-    assert only.problem.model.mtp_layers == 1
+    assert only.problem.model.prediction.layers == 1
     assert list(one.recipe.layers_per_stage) == held
     (sample,) = (part for _, part in tables.read(tmp_path / "rows.csv").parts)
     own = Workload.of([one.recipe], only.problem)
@@ -180,7 +191,7 @@ def test_a_window_that_a_row_states_is_the_model_s(
 ) -> None:
     (problem,) = read(tmp_path, row(attention=attention)).problems
     model = problem.problem.model
-    assert (model.attention_window, model.full_attention_every) == (128, every)
+    assert (model.attention.window, model.keys()["full_attention_every"]) == (128, every)
     (sample,) = (part for _, part in tables.read(tmp_path / "rows.csv").parts)
     own = Workload.of([one.recipe for one in problem.rows], problem.problem)
     assert sample.work.attended_share == own.attended_share < 1
@@ -215,8 +226,9 @@ def test_a_mixture_of_which_no_model_here_is_made_is_left_out(
 @pytest.mark.parametrize("name", ["nemotron4_340b", "Nemotron-4 340B"])
 def test_row_of_nemotron_has_two_matrices_and_no_gate(tmp_path: Path, name: str) -> None:
     found = read(tmp_path, row(model=name)).problems[0].problem.model
-    assert (found.activation, found.ffn_matrices, found.positions) == ("relu2", 2, "rotary")
-    assert (found.norm, found.tied_embeddings) == ("layernorm", False)
+    assert (found.feed_forward.activation, found.feed_forward.matrices) == ("relu2", 2)
+    assert found.embedding.positions == "rotary"
+    assert (found.norm.kind, found.head.tied) == ("layernorm", False)
     reason = "model nemotron_h_8b has layers without attention, which are not modeled"
     assert list(read(tmp_path, row(model="nemotron_h_8b")).left_out) == [reason]
 
@@ -248,7 +260,11 @@ def test_the_activation_that_a_row_states_is_the_model_s_whatever_its_name(
 ) -> None:
     (problem,) = read(tmp_path, row(**changes)).problems
     model = problem.problem.model
-    assert (model.activation, model.ffn_matrices, model.positions) == (
+    assert (
+        model.feed_forward.activation,
+        model.feed_forward.matrices,
+        model.embedding.positions,
+    ) == (
         activation,
         matrices,
         positions,
@@ -262,12 +278,11 @@ def test_the_activation_that_a_row_states_is_the_model_s_whatever_its_name(
 def test_a_stated_activation_is_stronger_than_a_preset_s(tmp_path: Path) -> None:
     """A table of gpt-oss-20b, whose preset clamps its gate, and the same shape with another one."""
     preset = read_plain(Model, model_preset("gpt-oss-20b"), "model")
-    shape = {
-        name: getattr(preset, name) for name in ("layers", "hidden", "heads", "kv_heads", "experts")
-    }
+    keys = preset.keys()
+    shape = {name: keys[name] for name in ("layers", "hidden", "heads", "kv_heads", "experts")}
     shape |= {
-        "model": "o", "vocab": preset.vocabulary, "ffn_hidden": preset.ffn_hidden, "seq": 4096,
-        "top_k": preset.experts_per_token, "expert_ffn_hidden": preset.ffn_hidden, "ep": 1,
+        "model": "o", "vocab": keys["vocabulary"], "ffn_hidden": keys["ffn_hidden"], "seq": 4096,
+        "top_k": keys["experts_per_token"], "expert_ffn_hidden": keys["ffn_hidden"], "ep": 1,
         "precision": "bf16",
     }  # fmt: skip
     for stated, expected in (("", True), ("swiglu_clamped", True), ("swiglu", False)):
@@ -279,7 +294,11 @@ def test_a_stated_activation_is_stronger_than_a_preset_s(tmp_path: Path) -> None
 def test_rows_of_another_activation_are_another_problem(tmp_path: Path) -> None:
     rows = (row(activation=one, model="our 1.3B") for one in ("relu2", "swiglu", "geglu"))
     found = read(tmp_path, *rows).problems
-    assert [one.problem.model.activation for one in found] == ["relu2", "swiglu", "geglu"]
+    assert [one.problem.model.feed_forward.activation for one in found] == [
+        "relu2",
+        "swiglu",
+        "geglu",
+    ]
     assert [one.name.rpartition(" ")[2] for one in found] == ["relu2", "swiglu", "geglu"]
 
 
@@ -307,7 +326,7 @@ def test_stated_parameters_decide_only_the_head_where_the_activation_is_stated(
     stated = {"model": model, "activation": activation, "n_params_b": parameters}
     (problem,) = read(tmp_path, row(**stated)).problems
     found = problem.problem.model
-    assert (found.ffn_matrices, found.tied_embeddings) == (matrices, tied)
+    assert (found.feed_forward.matrices, found.head.tied) == (matrices, tied)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +387,7 @@ def test_where_rows_repeat_the_fastest_counts_and_a_failure_only_alone(tmp_path:
 
 def test_a_row_without_a_shape_takes_its_problem_s(tmp_path: Path) -> None:
     (problem,) = read(tmp_path, row(layers="", hidden="", tp=4, dp=2, gas=32), row()).problems
-    assert (len(problem.rows), problem.problem.model.layers) == (2, 24)
+    assert (len(problem.rows), len(problem.problem.model.layers)) == (2, 24)
 
 
 @pytest.mark.parametrize(
@@ -392,7 +411,7 @@ def test_stated_parameters_say_what_a_width_of_four_hidden_sizes_is(
     """
     (problem,) = read(tmp_path, row(**changes)).problems
     model = problem.problem.model
-    assert (model.ffn_matrices, model.tied_embeddings) == (matrices, tied)
+    assert (model.feed_forward.matrices, model.head.tied) == (matrices, tied)
 
 
 def test_rows_of_another_kernel_are_another_problem(tmp_path: Path) -> None:
@@ -435,7 +454,7 @@ def test_the_kernel_that_a_row_names_is_a_trait_of_its_code(
     }
     (problem,) = read(tmp_path, row(attention_kernel=kernel, **named)).problems
     code = coded(problem.problem.software)
-    assert problem.problem.model.attention == attention
+    assert problem.problem.model.attention.kernel == attention
     assert (code.softmax, code.flash, code.norm) == traits
 
 
@@ -618,7 +637,7 @@ def test_how_a_row_s_tokens_are_routed(
     tmp_path: Path, routing: str, framework: str, deals: str
 ) -> None:
     (problem,) = read(tmp_path, row(**MIXTURE, routing=routing, framework=framework)).problems
-    assert problem.problem.model.routing == deals
+    assert problem.problem.model.mixture.routing == deals
     ((_, sample),) = tables.read(tmp_path / "rows.csv").parts
     assert (sample.work.expert_deviation > 0).all() == (deals == "learned")
 

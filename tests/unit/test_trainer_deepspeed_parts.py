@@ -83,7 +83,7 @@ def test_zero_3_shards_every_matrix_of_a_small_model() -> None:
     smallest_matrix = small_model().hidden * small_model().hidden
     assert settings["stage3_param_persistence_threshold"] < smallest_matrix
     assert settings["stage3_max_reuse_distance"] == 0
-    assert settings["reduce_bucket_size"] == 200_000 // small_model().layers
+    assert settings["reduce_bucket_size"] == 200_000 // len(small_model().layers)
 
 
 def test_quantized_messages_are_asked_for_and_gradients_travel_as_the_kernels_read_them() -> None:

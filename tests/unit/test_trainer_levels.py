@@ -48,7 +48,7 @@ def _built(degrees: tuple[int, int, int]) -> tuple[Gpt, LeveledReplicas]:
     recipe = small_recipe(data_parallel=RANKS, sharding=degrees, micro_batch_seqs=1, accumulation=2)
     with torch.device("meta"):
         model = Gpt(
-            small_model(), sequence_length=SEQUENCE_LENGTH, layers=range(small_model().layers)
+            small_model(), sequence_length=SEQUENCE_LENGTH, layers=range(len(small_model().layers))
         )
     replicas = spread(model, make_layout(recipe, device_type="cpu"), "bf16", torch.device("cpu"))
     assert isinstance(replicas, LeveledReplicas)

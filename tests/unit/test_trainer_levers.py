@@ -20,7 +20,7 @@ from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.evaluators.trainer.optimizer import NarrowStateOptimizer, build_optimizer, clip
 from frontrunner.evaluators.trainer.parts.head import mean_cross_entropy
 from frontrunner.evaluators.trainer.rendezvous import rank_device
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.recipe import Recipe
 from support.analytic import A100, PROBLEM, work
 from support.trainer_runs import EXPERTS, small_model, small_recipe
@@ -234,7 +234,9 @@ def test_each_activation_leaves_once_and_comes_back_in_time(
             x = block(x)
         kept.append(x)  # alive, so that no other storage takes the address
     tables = {
-        one.untyped_storage().data_ptr() for table in plain._tables for one in table.on(x.device)
+        one.untyped_storage().data_ptr()
+        for table in plain._tables.values()
+        for one in table.on(x.device)
     }
     distinct = [size for address, size in saved.items() if address not in weights | tables]
 
@@ -254,8 +256,8 @@ def test_selective_recompute_moves_what_it_keeps_as_estimates_say(
 
     copied, loss = _moved(moving, tokens, monkeypatch)
 
-    values = 7 * shape.hidden + 2 * shape.ffn_hidden
-    assert sum(copied) == 4 * 4 * 2 * 16 * (values + shape.heads)
+    values = 7 * shape.hidden + 2 * shape.feed_forward.ffn_hidden
+    assert sum(copied) == 4 * 4 * 2 * 16 * (values + shape.attention.heads)
     recipe = Recipe(
         devices=1,
         micro_batch_seqs=2,

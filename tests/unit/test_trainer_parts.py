@@ -33,10 +33,10 @@ from frontrunner.evaluators.trainer.model import Gpt, initialize
 from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
 from frontrunner.evaluators.trainer.parts import attention_kernels
 from frontrunner.evaluators.trainer.parts import experts as expert_module
-from frontrunner.evaluators.trainer.parts.attention_kernels import DotProductAttention
+from frontrunner.evaluators.trainer.parts.attention_kernels import Mixer
 from frontrunner.evaluators.trainer.parts.experts import Experts
 from frontrunner.evaluators.trainer.parts.feed_forward import activated
-from frontrunner.evaluators.trainer.parts.mixture import Balance, MixtureOfExperts
+from frontrunner.evaluators.trainer.parts.mixture import Balance, MixtureModule
 from frontrunner.evaluators.trainer.parts.rotary import RotaryTable
 from frontrunner.evaluators.trainer.run import ProgressLog, RunContext, StepOutcome, limit_memory
 from frontrunner.evaluators.trainer.torch_engine import TorchStepper, multiply_in_8_bits
@@ -47,6 +47,7 @@ from frontrunner.evaluators.trainer.training_run import (
     learning_rate_at,
     steps_run,
 )
+from frontrunner.spaces.model.positions import RotaryPositions
 from frontrunner.spaces.stages import rank_of_stage
 from support.campaigns import wait_for
 from support.trainer_runs import (
@@ -295,7 +296,7 @@ def test_attention_scores_depend_on_distance_alone() -> None:
     """The defining property of rotary embedding: a rotated query and key know only how far apart
     they stand.
     """
-    table = RotaryTable(small_model(head_width=8), sequence_length=SEQUENCE_LENGTH)
+    table = RotaryTable(RotaryPositions(), 8, sequence_length=SEQUENCE_LENGTH)
     query, key = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
     rotated_query = table.rotate(query.expand(1, 1, SEQUENCE_LENGTH, 8))[0, 0]
     rotated_key = table.rotate(key.expand(1, 1, SEQUENCE_LENGTH, 8))[0, 0]
@@ -330,25 +331,23 @@ def test_attention_in_blocks_is_that_of_all_scores(
     form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What `torch.compile` makes a kernel of, against products and masks: results and gradients."""
-    monkeypatch.setattr(attention_kernels, "_compiled_flex_attention", lambda: flex.flex_attention)
+    monkeypatch.setattr(attention_kernels, "_flex_attention", lambda: flex.flex_attention)
     monkeypatch.setattr(
         flex, "_validate_device", lambda *_: None
     )  # torch differentiates it on CPUs, and refuses to
     shape, length = small_model(**form), 160  # more than one block
-    attention = DotProductAttention(shape, window=shape.attention_window)
-    generator = torch.Generator().manual_seed(0)
+    mixer, generator = Mixer(shape.attention), torch.Generator().manual_seed(0)
 
     def drawn(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, dtype=torch.float64, requires_grad=True)
 
     inputs = [
-        drawn(2, count, length, shape.head_dim)
-        for count in (shape.heads, shape.kv_heads, shape.kv_heads)
+        drawn(2, count, length, shape.attention.head_dim)
+        for count in (shape.attention.heads, shape.attention.kv_heads, shape.attention.kv_heads)
     ]
-    inputs += [drawn(shape.heads)] if shape.attention_sinks else []
-    sinks = inputs[3] if shape.attention_sinks else None
-    in_blocks = attention._flex_attend(*inputs[:3], sinks)
-    plain = attention.attend(*inputs[:3], sinks)
+    inputs += [drawn(shape.attention.heads)] if shape.attention.sinks else []
+    sinks = inputs[3] if shape.attention.sinks else None
+    in_blocks, plain = mixer._in_blocks(*inputs[:3], sinks), mixer.mix(*inputs[:3], sinks)
     torch.testing.assert_close(in_blocks, plain)
     weights = torch.randn(plain.shape, generator=generator, dtype=torch.float64)
     gradients = (
@@ -546,7 +545,7 @@ def test_garbage_is_collected_every_50_steps(
 
 
 def test_biases_move_towards_experts_with_fewer_tokens_than_the_mean() -> None:
-    balance = Balance(small_model(**DEEPSEEK))
+    balance = Balance(small_model(**DEEPSEEK).mixture)
     balance.move(torch.tensor([9, 0, 2, 2, 2, 1, 0, 0]))
     signs = [-1, 1, 0, 0, 0, 1, 1, 1]
     assert balance.bias.tolist() == pytest.approx([0.05 * sign for sign in signs])
@@ -558,7 +557,7 @@ def test_grouped_products_of_experts_are_those_of_one_expert_after_another(
 ) -> None:
     torch.manual_seed(0)
     shape = small_model(**EXPERTS, biases="all", activation=activation)
-    experts, given = Experts(shape), torch.randn(24, shape.hidden)
+    experts, given = Experts(shape.mixture), torch.randn(24, shape.hidden)
     for parameter in experts.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     counts = torch.tensor([8, 0, 11, 5])
@@ -654,7 +653,7 @@ def test_grouped_products_are_those_of_each_expert(
 ) -> None:
     """Gradients of experts without rows are 0, also where torch leaves them unwritten."""
     torch.manual_seed(0)
-    experts = Experts(small_model(**EXPERTS | form))
+    experts = Experts(small_model(**EXPERTS | form).mixture)
     for weight in experts.parameters():
         torch.nn.init.normal_(weight)
     experts.to(dtype)
@@ -681,14 +680,14 @@ def test_grouped_products_are_those_of_each_expert(
 
 def test_counts_of_experts_go_to_the_host_once_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
-    plain = expert_module.counts_on_host
+    plain = expert_module.on_host
 
     def recorded(counts: Tensor, *, rows: int) -> list[Any]:
         reads.append(rows)
         return plain(counts, rows=rows)
 
-    monkeypatch.setattr(expert_module, "counts_on_host", recorded)
-    experts = Experts(small_model(**EXPERTS))
+    monkeypatch.setattr(expert_module, "on_host", recorded)
+    experts = Experts(small_model(**EXPERTS).mixture)
     experts(torch.randn(10, 64), torch.tensor([3, 0, 7, 0]))
     assert reads == [10]
     monkeypatch.setattr(expert_module, "has_grouped_products", lambda *_: True)
@@ -700,7 +699,8 @@ def test_counts_of_experts_go_to_the_host_once_a_layer(monkeypatch: pytest.Monke
 def test_a_router_of_16_bits_decides_in_fp32(biases: str) -> None:
     """100 and 100.25 are one number in bf16, as a product in bf16 would leave them."""
     torch.manual_seed(0)
-    mixture = MixtureOfExperts(small_model(**EXPERTS | {"experts_per_token": 1, "biases": biases}))
+    model = small_model(**EXPERTS | {"experts_per_token": 1, "biases": biases})
+    mixture = MixtureModule(model.mixture)
     with torch.no_grad():
         for weight in mixture.parameters():
             weight.normal_()

@@ -25,7 +25,9 @@ from frontrunner.evaluators.trainer.model import Gpt
 from frontrunner.spaces.document import read_plain
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.hugging_face import ARCHITECTURES, config_of_model, model_of_config
-from frontrunner.spaces.model import Model, RotaryScaling
+from frontrunner.spaces.model.attention import LatentAttention
+from frontrunner.spaces.model.model import Model
+from frontrunner.spaces.model.positions import RotaryScaling
 from frontrunner.spaces.presets import model_preset, preset_names
 from frontrunner.spaces.validation import validate
 
@@ -275,31 +277,34 @@ def reduced(name: str) -> Model:
     """
     table = model_preset(name)
     full = read_plain(Model, filled(table), "model")
-    heads = 2 * full.heads // full.kv_heads
-    hidden = 32 * heads * full.hidden // full.q_hidden
-    if full.key_value_rank:
-        hidden, query_rank = 64, 40 if full.query_rank else None
-        full = replace(
-            full, key_value_rank=24, query_rank=query_rank, dense_layers=1, dense_ffn_hidden=96
-        )
-        full = replace(full, ffn_hidden=48 * full.hidden // hidden)
-    return replace(
-        full,
-        layers=max(2, full.full_attention_every),
-        attention_window=full.attention_window and 100,
-        attention_softcap=full.attention_softcap and 1.0,
-        logits_softcap=full.logits_softcap and 0.5,
+    attention, embedding, mixture = full.attention, full.embedding, full.mixture
+    rotated = full.keys()["rotary_width"]
+    heads = 2 * attention.heads // attention.kv_heads
+    hidden = 32 * heads * full.hidden // attention.q_hidden
+    ffn_hidden = full.feed_forward.ffn_hidden * hidden // full.hidden
+    latent: dict[str, Any] = {"rotary_width": 32 * rotated // attention.head_dim}
+    if isinstance(attention, LatentAttention):
+        hidden, ffn_hidden = 64, 48
+        latent = {"key_value_rank": 24, "query_rank": 40 if attention.query_rank else None}
+        latent |= {"rotary_width": 16, "dense_layers": 1, "dense_ffn_hidden": 96}
+    return full.with_keys(
+        layers=max(2, full.keys()["full_attention_every"]),
+        attention_window=attention.window and 100,
+        attention_softcap=attention.softcap and 1.0,
+        logits_softcap=full.head.softcap and 0.5,
         hidden=hidden,
         heads=heads,
         kv_heads=2,
         head_width=32,
-        rotary_width=16 if full.key_value_rank else 32 * full.rotary_width // full.head_dim,
-        ffn_hidden=full.ffn_hidden * hidden // full.hidden,
-        experts=min(full.experts, 16),
-        experts_per_token=min(full.experts_per_token, 4),
+        ffn_hidden=ffn_hidden,
+        experts=min(mixture.experts, 16) if mixture else 0,
+        experts_per_token=min(mixture.experts_per_token, 4) if mixture else 0,
         vocabulary=VOCABULARY,
         vocabulary_multiple=1,
-        max_positions=SEQUENCE_LENGTH if full.positions == "learned" else full.max_positions,
+        max_positions=(
+            SEQUENCE_LENGTH if embedding.has_learned_positions else embedding.max_positions
+        ),
+        **latent,
     )
 
 
@@ -307,7 +312,7 @@ def ours(model: Model) -> Gpt:
     """The trainer's model with every parameter random: biases, norms, and embeddings so small that
     epsilons count.
     """
-    found = Gpt(model, sequence_length=SEQUENCE_LENGTH, layers=range(model.layers))
+    found = Gpt(model, sequence_length=SEQUENCE_LENGTH, layers=range(len(model.layers)))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in found.named_parameters():
@@ -381,7 +386,7 @@ def logits(model: Model, reference: Any) -> tuple[Tensor, Tensor]:
             "self_attn.qkv_proj": "self_attn.{}_proj qkv",
             "mlp.gate_up_proj": "mlp.{}_proj gate up",
         }
-        for layer in range(model.layers):
+        for layer in range(len(model.layers)):
             for name, parts in joined.items():
                 form, *of = parts.split()
                 of = list(of[0]) if len(of) == 1 else of
@@ -409,14 +414,14 @@ def test_presets_compute_what_the_published_models_do(name: str) -> None:
 
 def test_a_model_without_its_architecture_s_scaling_of_positions_is_written_so() -> None:
     """Where a configuration states none, `transformers` gives a model of gpt-oss's kind YaRN."""
-    model = replace(reduced("gpt-oss-20b"), rotary_scaling=None)
+    model = reduced("gpt-oss-20b").with_keys(rotary_scaling=None)
     assert apart(*logits(model, theirs(model))) < RELATIVE
 
 
 @pytest.mark.parametrize("name", ["gpt2-small", "gpt-neox-20b"])
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu", "relu2"])
 def test_an_activation_without_a_gate_is_written_by_its_name(name: str, activation: str) -> None:
-    model = replace(reduced(name), activation=activation)
+    model = reduced(name).with_keys(activation=activation)
     assert apart(*logits(model, theirs(model))) < RELATIVE
 
 
@@ -560,7 +565,7 @@ def test_another_value_of_a_field_is_another_model(name: str, change: dict[str, 
         0, VOCABULARY, (1, SEQUENCE_LENGTH), generator=torch.Generator().manual_seed(2)
     )
     with torch.no_grad():
-        other, expected = ours(replace(model, **change))(tokens), ours(model)(tokens)
+        other, expected = ours(model.with_keys(**change))(tokens), ours(model)(tokens)
     assert apart(other, expected) > 10 * RELATIVE
 
 
@@ -570,7 +575,11 @@ def test_parameters_are_those_of_the_trainer_s_modules(name: str) -> None:
     model = read_plain(Model, filled(table), "model")
     model = model.of_layers(model.dense_layers + 2)
     with torch.device("meta"):
-        built = Gpt(model, sequence_length=model.max_positions or 1, layers=range(model.layers))
+        built = Gpt(
+            model,
+            sequence_length=model.embedding.max_positions or 1,
+            layers=range(len(model.layers)),
+        )
     assert model.parameters == sum(parameter.numel() for parameter in built.parameters())
 
 
@@ -578,7 +587,7 @@ def test_the_balancing_loss_is_that_of_transformers_mixtral() -> None:
     """Of one layer and one sequence: the value, and what it adds to the gradients of all
     weights.
     """
-    model = replace(reduced("mixtral-8x7b"), layers=1, balancing="loss", balancing_weight=0.5)
+    model = reduced("mixtral-8x7b").with_keys(layers=1, balancing="loss", balancing_weight=0.5)
     mine = ours(model)
     reference = loaded(theirs(model), published(mine, model, "mixtral"))
     tokens = torch.randint(
@@ -603,7 +612,7 @@ def test_the_balancing_loss_is_that_of_transformers_mixtral() -> None:
 
 def test_the_frequency_of_windows_is_written_as_it_is() -> None:
     """Another than the 10,000 that Gemma 3's configuration has where it states none."""
-    model = replace(reduced("gemma-3-27b"), window_rotary_theta=9e3)
+    model = reduced("gemma-3-27b").with_keys(window_rotary_theta=9e3)
     written = config_of_model(model, positions=4096)
     assert written["rope_local_base_freq"] == 9e3
     assert model_of_config(written)["window_rotary_theta"] == 9e3

@@ -26,7 +26,8 @@ from frontrunner.evaluators.analytic.operations import (
 )
 from frontrunner.evaluators.analytic.parts.setting import Setting
 from frontrunner.evaluators.analytic.workload import Workload
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.attention import Attention as AnyAttention
+from frontrunner.spaces.model.attention import GroupedAttention, LatentAttention
 
 UNFUSED_HOST_SHARE = 0.2
 """What an unfused softmax adds to the host's work for a layer: four kernels beside 15 in the
@@ -65,45 +66,47 @@ class HeadWidths:
         return (self.keys + self.values) / 2
 
 
-def operations(layer: Model, setting: Setting) -> Iterator[Operation]:
+def operations(part: GroupedAttention, setting: Setting) -> Iterator[Operation]:
     """Yield the operations of the attention block."""
     work = setting.work
     ranks, tokens = work.degrees.tensor, work.tokens
-    queries, keys = layer.q_hidden, keys_width(layer, work)
+    queries, keys = part.q_hidden, keys_width(part, work)
     yield setting.block_input()
     yield Product(
         rows=tokens,
-        inputs=layer.hidden,
+        inputs=part.hidden,
         outputs=(queries / ranks, keys / ranks, keys / ranks),
         dropped_by_alternate=(False, True, False),
     )
-    if layer.qk_norm:
+    if part.qk_norm:
         yield Elementwise(kernel="norm", values=tokens * (queries + keys) / ranks)
     yield from after_projections(
-        layer,
+        part,
         setting,
         HeadWidths(
             queries=queries,
             keys=keys,
             values=keys,
             result=queries,
-            rotated=queries + keys if layer.positions == "rotary" else None,
+            rotated=queries + keys if part.rotary is not None else None,
         ),
     )
 
 
-def weights(layer: Model, work: Workload) -> Rows:
+def weights(part: GroupedAttention, work: Workload) -> Rows:
     """Return a tensor-parallel rank's parameters of the attention matrices."""
-    width = 2 * layer.q_hidden + 2 * keys_width(layer, work)
-    return layer.hidden * width / work.degrees.tensor
+    width = 2 * part.q_hidden + 2 * keys_width(part, work)
+    return part.hidden * width / work.degrees.tensor
 
 
-def keys_width(layer: Model, work: Workload) -> Rows:
+def keys_width(part: GroupedAttention, work: Workload) -> Rows:
     """Return the width of all heads of keys; a rank has at least one whole head."""
-    return np.maximum(layer.kv_heads, work.degrees.tensor) * layer.head_dim
+    return np.maximum(part.kv_heads, work.degrees.tensor) * part.head_dim
 
 
-def after_projections(layer: Model, setting: Setting, widths: HeadWidths) -> Iterator[Operation]:
+def after_projections(
+    part: AnyAttention, setting: Setting, widths: HeadWidths
+) -> Iterator[Operation]:
     """Yield what follows the products that make queries, keys and values: rotation, scores, softmax
     and the product with the values, the output projection, and the sum over tensor-parallel ranks.
     """
@@ -114,41 +117,36 @@ def after_projections(layer: Model, setting: Setting, widths: HeadWidths) -> Ite
         values=tokens * (widths.queries + widths.keys_or_values) / ranks,
         again=widths.made_again,
     )
-    yield from _rotation(layer, setting, widths)
-    yield from _context_exchange(layer, setting, widths)
-    yield from _kept_tensors(layer, setting, widths)
-    yield from _scores(layer, setting, widths)
+    yield from _rotation(part, setting, widths)
+    yield from _context_exchange(part, setting, widths)
+    yield from _kept_tensors(part, setting, widths)
+    yield from _scores(part, setting, widths)
     yield Product(
         rows=tokens,
         inputs=widths.result / ranks,
-        outputs=(layer.hidden,),
+        outputs=(part.hidden,),
         dropped_by_alternate=(True,),
     )
     yield TensorReduction(bytes=setting.block_result_bytes())
 
 
-def is_stretched(layer: Model) -> bool:
-    """Return whether rotations also scale queries and keys, as YaRN's do (arXiv 2309.00071, section
-    3.4).
-    """
-    return layer.rotary_scaling is not None and layer.rotary_scaling.kind == "yarn"
-
-
-def lacks_fused_softmax(layer: Model, setting: Setting) -> Flags:
+def lacks_fused_softmax(part: AnyAttention, setting: Setting) -> Flags:
     """Return the recipes whose unfused attention has a number of heads on which the code's fused
     softmax does not run.
     """
     work = setting.work
     if work.fused_attention:
         return np.array([False])
-    heads_of_rank = work.schedule.micro_batch_seqs * layer.heads / work.degrees.tensor
+    heads_of_rank = work.schedule.micro_batch_seqs * part.heads / work.degrees.tensor
     lacks: Flags = heads_of_rank % setting.code.kernels.fused_softmax_heads != 0
     return lacks
 
 
-def _rotation(layer: Model, setting: Setting, widths: HeadWidths) -> Iterator[Operation]:
+def _rotation(part: AnyAttention, setting: Setting, widths: HeadWidths) -> Iterator[Operation]:
     work = setting.work
-    is_plain = layer.key_value_rank is None and not is_stretched(layer)
+    # Fused rotations may serve neither YaRN's, which scale as well, nor latent attention's.
+    is_stretched = part.rotary is not None and part.rotary.is_stretched
+    is_plain = not isinstance(part, LatentAttention) and not is_stretched
     kernel: ElementwiseKernel = "rotary" if is_plain else "other rotary"
     if widths.rotated is not None:
         yield Elementwise(
@@ -163,11 +161,11 @@ def _rotation(layer: Model, setting: Setting, widths: HeadWidths) -> Iterator[Op
         )
 
 
-def _scores(layer: Model, setting: Setting, widths: HeadWidths) -> Iterator[Operation]:
+def _scores(part: AnyAttention, setting: Setting, widths: HeadWidths) -> Iterator[Operation]:
     """Yield scores, softmax and the product with the values, and what they keep."""
     work, code = setting.work, setting.code
     ranks, tokens = work.degrees.tensor, work.tokens
-    is_eager = lacks_fused_softmax(layer, setting)
+    is_eager = lacks_fused_softmax(part, setting)
     # Some kernels need values as wide as the queries, and return as wide a result.
     value_width = widths.queries if code.activations.pads_values else widths.result
     pairs = tokens * work.sequence_length / ranks
@@ -176,7 +174,7 @@ def _scores(layer: Model, setting: Setting, widths: HeadWidths) -> Iterator[Oper
         attended_share=work.attended_share,
         query_width=widths.queries,
         value_width=value_width,
-        heads=layer.heads,
+        heads=part.heads,
         eager_softmax=is_eager,
         result_values=tokens * value_width / ranks,
         again=frozenset({"attention"}),
@@ -184,16 +182,18 @@ def _scores(layer: Model, setting: Setting, widths: HeadWidths) -> Iterator[Oper
     yield HostWork(factor=np.where(is_eager, 1 + UNFUSED_HOST_SHARE, 1.0))
     if not work.fused_attention:
         bytes_of_score = code.kernels.score_bytes(eager=is_eager).kept * work.bytes_per_value / 2
-        yield Kept(bytes=pairs * layer.heads * bytes_of_score, dropped_by=frozenset({"attention"}))
+        yield Kept(bytes=pairs * part.heads * bytes_of_score, dropped_by=frozenset({"attention"}))
 
 
-def _context_exchange(layer: Model, setting: Setting, widths: HeadWidths) -> Iterator[Operation]:
+def _context_exchange(
+    part: AnyAttention, setting: Setting, widths: HeadWidths
+) -> Iterator[Operation]:
     work = setting.work
     ranks, context = work.degrees.tensor, work.degrees.context
     if not (context > 1).any():
         return
     # At least one head of keys for each of the ranks that share a sequence.
-    whole_heads = context * widths.queries / layer.heads
+    whole_heads = context * widths.queries / part.heads
     keys = np.maximum(widths.keys_or_values / ranks, whole_heads)
     bytes_of_width = work.tokens * work.bytes_per_value
     yield ContextExchange(
@@ -203,7 +203,7 @@ def _context_exchange(layer: Model, setting: Setting, widths: HeadWidths) -> Ite
     yield HostWork(collectives=np.where(context > 1, 2.0, 0.0))
 
 
-def _kept_tensors(layer: Model, setting: Setting, widths: HeadWidths) -> Iterator[Kept]:
+def _kept_tensors(part: AnyAttention, setting: Setting, widths: HeadWidths) -> Iterator[Kept]:
     """Yield queries, keys and values, and attention's result."""
     work, policy = setting.work, setting.code.activations
     bytes_of_width = work.tokens * work.bytes_per_value / work.degrees.tensor
@@ -212,7 +212,7 @@ def _kept_tensors(layer: Model, setting: Setting, widths: HeadWidths) -> Iterato
     if policy.pads_values:
         made = made + widths.queries - widths.result
         result = widths.queries
-    if policy.keeps_packed_qkv and layer.positions == "rotary":
+    if policy.keeps_packed_qkv and part.rotary is not None:
         made = made + widths.queries + widths.keys_or_values
     yield Kept(bytes=bytes_of_width * made, dropped_by=widths.made_again)
     is_copied = ~work.choices.compile & (

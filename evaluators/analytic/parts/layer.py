@@ -12,21 +12,27 @@ from frontrunner.evaluators.analytic.operations import Elementwise, Operation
 from frontrunner.evaluators.analytic.parts import attention, feed_forward, latent_attention, mixture
 from frontrunner.evaluators.analytic.parts.setting import Setting
 from frontrunner.evaluators.analytic.workload import Workload
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.attention import LatentAttention
+from frontrunner.spaces.model.feed_forward import MixtureOfExperts
+from frontrunner.spaces.model.layer import Layer
 
 
-def operations(layer: Model, setting: Setting) -> Iterator[Operation]:
+def operations(layer: Layer, setting: Setting) -> Iterator[Operation]:
     """Yield the operations of a layer's forward pass."""
-    attending = attention if layer.key_value_rank is None else latent_attention
-    yield from attending.operations(layer, setting)
-    feeding = mixture if layer.experts else feed_forward
-    yield from feeding.operations(layer, setting)
+    if isinstance(layer.attention, LatentAttention):
+        yield from latent_attention.operations(layer.attention, setting)
+    else:
+        yield from attention.operations(layer.attention, setting)
+    if isinstance(layer.feed_forward, MixtureOfExperts):
+        yield from mixture.operations(layer.feed_forward, setting)
+    else:
+        yield from feed_forward.operations(layer.feed_forward, setting)
     yield from _between_blocks(layer, setting)
 
 
-def _between_blocks(layer: Model, setting: Setting) -> Iterator[Elementwise]:
+def _between_blocks(layer: Layer, setting: Setting) -> Iterator[Elementwise]:
     values = setting.hidden_values
-    norms = 4 if layer.post_norms else 2
+    norms = layer.norms
     shares_input = layer.parallel_residual and setting.code.kernels.norm == "fused"
     yield Elementwise(
         kernel="norm",
@@ -63,14 +69,18 @@ class LayerWeights:
         return self.experts / np.where(degree > 1, work.degrees.tensor, work.degrees.expert_ranks)
 
 
-def weights(layer: Model, work: Workload) -> LayerWeights:
+def weights(layer: Layer, work: Workload) -> LayerWeights:
     """Return the parameters of a layer's matrices."""
-    attending = attention if layer.key_value_rank is None else latent_attention
-    feeding = mixture if layer.experts else feed_forward
-    return LayerWeights(
-        shared=attending.weights(layer, work) + feeding.weights(layer, work),
-        experts=mixture.expert_weights(layer),
-    )
+    if isinstance(layer.attention, LatentAttention):
+        attending = latent_attention.weights(layer.attention, work)
+    else:
+        attending = attention.weights(layer.attention, work)
+    if isinstance(layer.feed_forward, MixtureOfExperts):
+        feeding = mixture.weights(layer.feed_forward, work)
+        experts = mixture.expert_weights(layer.feed_forward)
+    else:
+        feeding, experts = feed_forward.weights(layer.feed_forward, work), 0
+    return LayerWeights(shared=attending + feeding, experts=experts)
 
 
 def weights_of_kinds(work: Workload) -> Sequence[LayerWeights]:

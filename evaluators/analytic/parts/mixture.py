@@ -23,7 +23,7 @@ from frontrunner.evaluators.analytic.parts import feed_forward
 from frontrunner.evaluators.analytic.parts.attention import LAYER_KERNELS
 from frontrunner.evaluators.analytic.parts.setting import Setting
 from frontrunner.evaluators.analytic.workload import Workload
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.feed_forward import MixtureOfExperts
 
 ROW_TILE = 128.0
 """Each expert's rows are padded to a multiple of this."""
@@ -44,53 +44,53 @@ two biases' gradients, with a hook of the replicas' for each.
 """
 
 
-def operations(layer: Model, setting: Setting) -> Iterator[Operation]:
+def operations(part: MixtureOfExperts, setting: Setting) -> Iterator[Operation]:
     """Yield the operations of the block: router, dispatch, experts, and shared experts.
 
     Ranks split the experts (expert parallelism), and each expert's matrices (expert tensor
     parallelism); the latter compute the rows of all of them.
     """
     yield setting.block_input()
-    yield from recomputed_as("experts", _block(layer, setting))
+    yield from recomputed_as("experts", _block(part, setting))
 
 
-def _block(layer: Model, setting: Setting) -> Iterator[Operation]:
+def _block(part: MixtureOfExperts, setting: Setting) -> Iterator[Operation]:
     work, code = setting.work, setting.code
-    yield from _router(layer, setting)
-    yield from _dispatch(layer, setting)
-    yield from _experts(layer, setting)
-    if layer.shared_experts:
-        width = layer.ffn_hidden / work.degrees.tensor * layer.shared_experts
-        for product in feed_forward.products(layer, setting, width):
+    yield from _router(part, setting)
+    yield from _dispatch(part, setting)
+    yield from _experts(part, setting)
+    if part.shared_experts:
+        width = part.ffn_hidden / work.degrees.tensor * part.shared_experts
+        for product in feed_forward.products(part, setting, width):
             yield replace(
                 product,
                 may_be_narrow=code.products.transformer_engine,
                 dropped_by_alternate=(),
             )
         yield TensorReduction(bytes=setting.block_result_bytes())
-    yield from _elementwise(layer, setting)
+    yield from _elementwise(part, setting)
     yield HostWork(factor=code.experts.host_factor)
 
 
-def weights(layer: Model, work: Workload) -> Rows:
+def weights(part: MixtureOfExperts, work: Workload) -> Rows:
     """Return a tensor-parallel rank's parameters besides the experts: router and shared experts."""
-    shared = layer.shared_experts * layer.ffn_matrices * layer.ffn_hidden
-    return layer.hidden * (layer.experts + shared) / work.degrees.tensor
+    shared = part.shared_experts * part.matrices * part.ffn_hidden
+    return part.hidden * (part.experts + shared) / work.degrees.tensor
 
 
-def expert_weights(layer: Model) -> int:
-    """Return the parameters of all experts of a layer."""
-    return layer.experts * layer.hidden * layer.ffn_matrices * layer.ffn_hidden
+def expert_weights(part: MixtureOfExperts) -> int:
+    """Return the parameters of all experts of a part."""
+    return part.experts * part.hidden * part.matrices * part.ffn_hidden
 
 
-def deviation(layer: Model) -> float:
+def deviation(part: MixtureOfExperts) -> float:
     """Return how uneven a router's choices are; 0 where tokens are dealt in turn."""
-    if not layer.experts or layer.routing != "learned":
+    if part.routing != "learned":
         return 0.0
-    return ROUTED_DEVIATION[layer.balancing]
+    return ROUTED_DEVIATION[part.balancing]
 
 
-def imbalance(layer: Model, setting: Setting) -> Rows:
+def imbalance(part: MixtureOfExperts, setting: Setting) -> Rows:
     """Return how many tokens the fullest rank gets for its experts, over the mean of the ranks that
     share them.
 
@@ -99,16 +99,16 @@ def imbalance(layer: Model, setting: Setting) -> Rows:
     """
     if setting.rank_imbalance is not None:
         return number(setting.rank_imbalance)
-    if not deviation(layer):
+    if not deviation(part):
         return number(1)
     ranks = setting.work.degrees.expert
     largest = np.interp(np.log2(ranks), np.arange(len(LARGEST_OF_NORMALS)), LARGEST_OF_NORMALS)
-    return 1 + deviation(layer) / np.sqrt(experts_on_rank(layer, setting)) * largest
+    return 1 + deviation(part) / np.sqrt(experts_on_rank(part, setting)) * largest
 
 
-def experts_on_rank(layer: Model, setting: Setting) -> Rows:
+def experts_on_rank(part: MixtureOfExperts, setting: Setting) -> Rows:
     """Return the experts of a layer that a rank holds, whole or a share of each."""
-    return np.maximum(layer.experts / setting.work.degrees.expert, 1.0)
+    return np.maximum(part.experts / setting.work.degrees.expert, 1.0)
 
 
 def _own_tokens(setting: Setting) -> Rows:
@@ -116,11 +116,11 @@ def _own_tokens(setting: Setting) -> Rows:
     return setting.work.tokens / setting.work.sequence_shards
 
 
-def _router(layer: Model, setting: Setting) -> Iterator[Operation]:
+def _router(part: MixtureOfExperts, setting: Setting) -> Iterator[Operation]:
     work, tokens = setting.work, _own_tokens(setting)
     is_wide = setting.code.experts.widens_router
     if is_wide and work.bytes_per_value < 4:
-        converted = (work.bytes_per_value + 4.0) * tokens * layer.hidden
+        converted = (work.bytes_per_value + 4.0) * tokens * part.hidden
         yield MemoryPass(
             forward_bytes=converted,
             backward_bytes=2 * converted,
@@ -128,8 +128,8 @@ def _router(layer: Model, setting: Setting) -> Iterator[Operation]:
         )
     yield Product(
         rows=tokens,
-        inputs=layer.hidden,
-        outputs=(layer.experts,),
+        inputs=part.hidden,
+        outputs=(part.experts,),
         is_wide=is_wide,
         may_be_narrow=False,
         repeated=setting.tiles_feed_forward,
@@ -137,37 +137,37 @@ def _router(layer: Model, setting: Setting) -> Iterator[Operation]:
     )
 
 
-def _dispatch(layer: Model, setting: Setting) -> Iterator[Operation]:
+def _dispatch(part: MixtureOfExperts, setting: Setting) -> Iterator[Operation]:
     work, code = setting.work, setting.code
     ways, ranks = work.degrees.expert_tensor, work.degrees.expert
     yield HostWork(collectives=np.where(ranks > 1, 3.0, 0.0) + np.where(ways > 1, 3.0, 0.0))
     received: Rows | float = 0.0
     if code.activations.selective == "products" and not code.experts.dispatches_once:
-        copies = layer.experts_per_token * ((ranks > 1) + ways * (ways > 1))
+        copies = part.experts_per_token * ((ranks > 1) + ways * (ways > 1))
         received = 2 * copies * setting.hidden_values
     yield ExpertDispatch(
-        copy_bytes=setting.hidden_values * work.bytes_per_value * imbalance(layer, setting),
-        experts=layer.experts,
-        experts_per_token=layer.experts_per_token,
-        groups=layer.router_groups,
-        groups_kept=layer.router_groups_kept,
+        copy_bytes=setting.hidden_values * work.bytes_per_value * imbalance(part, setting),
+        experts=part.experts,
+        experts_per_token=part.experts_per_token,
+        groups=part.router_groups,
+        groups_kept=part.router_groups_kept,
         received_values=received,
     )
 
 
-def _experts(layer: Model, setting: Setting) -> Iterator[Operation]:
+def _experts(part: MixtureOfExperts, setting: Setting) -> Iterator[Operation]:
     work, code = setting.work, setting.code
-    ways, count = work.degrees.expert_tensor, experts_on_rank(layer, setting)
-    chosen = layer.experts_per_token
-    rows_of_rank = _own_tokens(setting) * chosen * imbalance(layer, setting) * ways
+    ways, count = work.degrees.expert_tensor, experts_on_rank(part, setting)
+    chosen = part.experts_per_token
+    rows_of_rank = _own_tokens(setting) * chosen * imbalance(part, setting) * ways
     rows = np.ceil(rows_of_rank / count / ROW_TILE) * ROW_TILE
-    width = layer.ffn_hidden / ways
-    up = layer.ffn_matrices - 1
-    values = work.tokens * chosen * layer.ffn_hidden / work.degrees.tensor
+    width = part.ffn_hidden / ways
+    up = part.matrices - 1
+    values = work.tokens * chosen * part.ffn_hidden / work.degrees.tensor
     narrow = code.products.transformer_engine
     yield Product(
         rows=rows,
-        inputs=layer.hidden,
+        inputs=part.hidden,
         outputs=(width,) * up,
         count=count,
         may_be_narrow=narrow,
@@ -177,7 +177,7 @@ def _experts(layer: Model, setting: Setting) -> Iterator[Operation]:
     yield Product(
         rows=rows,
         inputs=width,
-        outputs=(layer.hidden,),
+        outputs=(part.hidden,),
         count=count,
         may_be_narrow=narrow,
         repeated=setting.tiles_feed_forward,
@@ -186,16 +186,16 @@ def _experts(layer: Model, setting: Setting) -> Iterator[Operation]:
     )
 
 
-def _elementwise(layer: Model, setting: Setting) -> Iterator[Operation]:
+def _elementwise(part: MixtureOfExperts, setting: Setting) -> Iterator[Operation]:
     """Yield activation, permutation and biases."""
     work, code = setting.work, setting.code
-    chosen, uneven = layer.experts_per_token, imbalance(layer, setting)
+    chosen, uneven = part.experts_per_token, imbalance(part, setting)
     is_tiled = setting.tiles_feed_forward
-    values = work.tokens * layer.ffn_hidden / work.degrees.tensor
-    kept_values = np.where(is_tiled, 0.0, values * (chosen + layer.shared_experts))
+    values = work.tokens * part.ffn_hidden / work.degrees.tensor
+    kept_values = np.where(is_tiled, 0.0, values * (chosen + part.shared_experts))
     yield Elementwise(
-        kernel=feed_forward.activation_kernel(layer),
-        values=values * (chosen * uneven + layer.shared_experts),
+        kernel=feed_forward.activation_kernel(part),
+        values=values * (chosen * uneven + part.shared_experts),
         kept_values=kept_values,
         saved_bytes=np.where(setting.keeps_8_bit_inputs, kept_values, 0.0),
         again=frozenset({"activation"}),
@@ -207,21 +207,21 @@ def _elementwise(layer: Model, setting: Setting) -> Iterator[Operation]:
     yield Elementwise(kernel="permutation", values=rows * uneven, kept_values=rows)
     if code.experts.sorts_received and not code.experts.dispatches_once:
         yield Elementwise(kernel="sorting", values=copies * uneven, kept_values=copies)
-    if layer.biases == "all":
-        yield from _biases(layer, setting, copies * uneven)
+    if part.has_biases:
+        yield from _biases(part, setting, copies * uneven)
 
 
-def _biases(layer: Model, setting: Setting, copies: Rows) -> Iterator[Operation]:
+def _biases(part: MixtureOfExperts, setting: Setting, copies: Rows) -> Iterator[Operation]:
     code = setting.code.experts
     if code.biases != "singly":
-        inner = copies * (layer.ffn_matrices - 1) * layer.ffn_hidden / layer.hidden
+        inner = copies * (part.matrices - 1) * part.ffn_hidden / part.hidden
         yield Elementwise(kernel="expert bias", values=inner)
     last: ElementwiseKernel = "expert bias"
     if code.biases != "repeated":
         last = "wide weighted expert bias" if code.dispatches_once else "weighted expert bias"
     yield Elementwise(kernel=last, values=copies)
     if code.biases == "singly":
-        count = experts_on_rank(layer, setting)
+        count = experts_on_rank(part, setting)
         yield HostWork(
             forward_share=count * BIAS_KERNELS[0] / LAYER_KERNELS[0],
             backward_share=count * BIAS_KERNELS[1] / LAYER_KERNELS[1],

@@ -1,4 +1,4 @@
-"""Attention with grouped key-value heads; plain, or with windows, capped scores and sinks."""
+"""Grouped attention."""
 
 from typing import cast
 
@@ -6,39 +6,36 @@ import torch
 from torch import Tensor, nn
 
 from frontrunner.evaluators.trainer.layout import ContextRanks
-from frontrunner.evaluators.trainer.parts.attention_kernels import DotProductAttention
+from frontrunner.evaluators.trainer.parts.attention_kernels import Mixer
 from frontrunner.evaluators.trainer.parts.norms import make_norm
 from frontrunner.evaluators.trainer.parts.rotary import RotaryTable
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.attention import GroupedAttention
 
 
-class Attention(nn.Module):
-    """Causal self-attention in which groups of query heads share a key-value head.
-
-    With tensor parallelism a rank has some of the heads, with context parallelism some of the
-    positions, except between the two exchanges of `ContextRanks`.
+class GroupedAttentionModule(nn.Module):
+    """Causal self-attention with grouped key-value heads, of which a tensor-parallel rank holds
+    some.
     """
 
     def __init__(
         self,
-        shape: Model,
+        part: GroupedAttention,
         rotary: RotaryTable | None,
         context: ContextRanks | None,
-        window: int | None,
     ) -> None:
         super().__init__()
-        self._head_width = shape.head_dim
+        self._head_width = part.head_dim
         self._rotary = rotary
         self._context = context
-        self.dot_product = DotProductAttention(shape, window=window)
-        has_biases = shape.biases != "none"
-        self.query = nn.Linear(shape.hidden, shape.q_hidden, bias=has_biases)
-        self.key = nn.Linear(shape.hidden, shape.kv_hidden, bias=has_biases)
-        self.value = nn.Linear(shape.hidden, shape.kv_hidden, bias=has_biases)
-        self.query_norm = make_norm(shape, shape.head_dim) if shape.qk_norm else None
-        self.key_norm = make_norm(shape, shape.head_dim) if shape.qk_norm else None
-        self.sinks = Sinks(shape.heads) if shape.attention_sinks else None
-        self.output = nn.Linear(shape.q_hidden, shape.hidden, bias=shape.biases == "all")
+        self.mixer = Mixer(part)
+        hidden, has_biases = part.hidden, part.biases != "none"
+        self.query = nn.Linear(hidden, part.q_hidden, bias=has_biases)
+        self.key = nn.Linear(hidden, part.kv_hidden, bias=has_biases)
+        self.value = nn.Linear(hidden, part.kv_hidden, bias=has_biases)
+        self.query_norm = make_norm(part.norm, part.head_dim) if part.qk_norm else None
+        self.key_norm = make_norm(part.norm, part.head_dim) if part.qk_norm else None
+        self.sinks = Sinks(part.heads) if part.sinks else None
+        self.output = nn.Linear(part.q_hidden, hidden, bias=part.biases == "all")
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""
@@ -48,23 +45,21 @@ class Attention(nn.Module):
             heads.view(x.shape[0], heads.shape[1], -1, self._head_width) for heads in projected
         )
         if self.query_norm is not None and self.key_norm is not None:
-            query = self.query_norm(query)
-            key = self.key_norm(key)
+            query, key = self.query_norm(query), self.key_norm(key)
         if self._context is not None:
             query, key, value = self._context.whole_sequences(query, key, value)
             sinks = None if sinks is None else self._context.own_heads(sinks)
         query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
         if self._rotary is not None:
-            query = self._rotary.rotate(query)
-            key = self._rotary.rotate(key)
-        mixed = self.dot_product.attend(query, key, value, sinks).transpose(1, 2)
+            query, key = self._rotary.rotate(query), self._rotary.rotate(key)
+        mixed = self.mixer.mix(query, key, value, sinks).transpose(1, 2)
         if self._context is not None:
             mixed = self._context.own_positions(mixed)
         return cast("Tensor", self.output(mixed.flatten(2)))
 
 
 class Sinks(nn.Module):
-    """One score per head, which the head's softmax counts beside the scores of the positions."""
+    """A score of each head that its softmax counts beside those of positions."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Token embedding, with learned positions where the model has them."""
+"""Token embedding and learned positions."""
 
 import math
 from typing import cast
@@ -7,22 +7,21 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.tables import Embedding
 
 
-class Embedding(nn.Module):
-    """Embedding of tokens, to which learned positions are added if the model has them.
-
-    With context parallelism, the first token of this rank has the position `first_position`.
+class EmbeddingModule(nn.Module):
+    """Token embedding, plus learned positions where the model has them, from `first_position`
+    on.
     """
 
-    def __init__(self, shape: Model, *, sequence_length: int, first_position: int) -> None:
+    def __init__(self, part: Embedding, *, sequence_length: int, first_position: int) -> None:
         super().__init__()
         self._first_position = first_position
-        self._scale = math.sqrt(shape.hidden) if shape.scaled_embedding else None
-        self.tokens = nn.Embedding(shape.padded_vocabulary, shape.hidden)
+        self._scale = math.sqrt(part.hidden) if part.scaled else None
+        self.tokens = nn.Embedding(part.padded_vocabulary, part.hidden)
         self.positions = (
-            nn.Embedding(sequence_length, shape.hidden) if shape.positions == "learned" else None
+            nn.Embedding(sequence_length, part.hidden) if part.has_learned_positions else None
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -31,9 +30,10 @@ class Embedding(nn.Module):
         if self._scale is not None:
             x = x * self._scale
         if self.positions is not None:
-            positions = self._first_position + torch.arange(tokens.shape[1], device=tokens.device)
+            numbers = self._first_position + torch.arange(tokens.shape[1], device=tokens.device)
             if isinstance(self.positions.weight, DTensor):
-                # A tensor-parallel embedding shards its output along S, the second dimension.
-                positions = positions.expand_as(tokens)
-            x = x + self.positions(positions)
+                numbers = numbers.expand_as(
+                    tokens
+                )  # a tensor-parallel embedding shards its output along S
+            x = x + self.positions(numbers)
         return cast("Tensor", x)

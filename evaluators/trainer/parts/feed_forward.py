@@ -1,4 +1,4 @@
-"""Dense feed-forward part, and the activations that it shares with experts."""
+"""Dense feed-forward part, and the activations of all feed-forward parts."""
 
 from typing import cast
 
@@ -6,19 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.feed_forward import DenseFeedForward
 
 
 def activated(activation: str, up: Tensor, gate: Tensor | None) -> Tensor:
-    """Return the activation inside a feed-forward part.
+    """Return the activation of the first product, gated by the second where there is one.
 
-    The clamped form is the one of gpt-oss, with the constants of its code
-    (github.com/openai/gpt-oss, gpt_oss/torch/model.py).
-
-    Args:
-        activation: The activation's name in the model, as "swiglu".
-        up: Product of the input and the first matrix, [..., F].
-        gate: Product with the gating matrix, of the same shape; None if the model has no gate.
+    The clamped form is gpt-oss's, with the figures of its code (github.com/openai/gpt-oss,
+    gpt_oss/torch/model.py).
     """
     if activation == "relu":
         return functional.relu(up)
@@ -34,22 +29,19 @@ def activated(activation: str, up: Tensor, gate: Tensor | None) -> Tensor:
     return functional.silu(gate) * up
 
 
-class FeedForward(nn.Module):
-    """Two matrices, D to F and F to D, with an activation between them.
-
-    Gated models have a second matrix from D to F, whose product gates the first one's, as in SwiGLU
-    (arXiv 2002.05202).
+class FeedForwardModule(nn.Module):
+    """D -> ffn -> GELU -> D; or D -> ffn, twice, one gating the other -> D (as in SwiGLU, arXiv
+    2002.05202).
     """
 
-    def __init__(self, shape: Model, width: int) -> None:
+    def __init__(self, part: DenseFeedForward) -> None:
         super().__init__()
-        has_biases = shape.biases == "all"
-        self._activation = shape.activation
-        self._is_gated = shape.ffn_matrices == 3
+        self._activation, self._is_gated = part.activation, part.is_gated
+        hidden, width, has_biases = part.hidden, part.ffn_hidden, part.has_biases
         if self._is_gated:
-            self.gate = nn.Linear(shape.hidden, width, bias=has_biases)
-        self.up = nn.Linear(shape.hidden, width, bias=has_biases)
-        self.down = nn.Linear(width, shape.hidden, bias=has_biases)
+            self.gate = nn.Linear(hidden, width, bias=has_biases)
+        self.up = nn.Linear(hidden, width, bias=has_biases)
+        self.down = nn.Linear(width, hidden, bias=has_biases)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, S, D]."""

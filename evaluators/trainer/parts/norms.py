@@ -1,12 +1,12 @@
-"""Norms: RMSNorm or LayerNorm, as the model has them."""
+"""Norms."""
 
 from torch import nn
 
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.norms import Norm
 
 
-def make_norm(shape: Model, width: int) -> nn.Module:
-    """Return a norm of the model's kind over the last dimension, which has `width` values."""
-    if shape.norm == "rmsnorm":
-        return nn.RMSNorm(width, eps=shape.norm_epsilon)
-    return nn.LayerNorm(width, eps=shape.norm_epsilon, bias=shape.biases == "all")
+def make_norm(norm: Norm, width: int) -> nn.Module:
+    """Return a norm over the last dimension."""
+    if norm.kind == "rmsnorm":
+        return nn.RMSNorm(width, eps=norm.epsilon)
+    return nn.LayerNorm(width, eps=norm.epsilon, bias=norm.has_biases)

@@ -30,7 +30,7 @@ from frontrunner.search.strategy import STRATEGIES
 from frontrunner.spaces import errors, presets
 from frontrunner.spaces.cluster import Cluster
 from frontrunner.spaces.hugging_face import model_of_config
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.problem import GlobalBatch, Problem, SoftwareSettings
 from frontrunner.spaces.recipe import DIMENSIONS, EARLIER_NAMES
 from frontrunner.spaces.space import Space, usual_space

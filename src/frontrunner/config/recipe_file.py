@@ -11,7 +11,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from frontrunner.evaluators.runs.settings import OptimizerConstants, ProbeSettin
 from frontrunner.results.outcome import RecipeStats
 from frontrunner.results.provenance import DataFiles
 from frontrunner.spaces import errors
-from frontrunner.spaces.document import canonical_json, recipe_id
+from frontrunner.spaces.document import as_table, canonical_json, recipe_id
 from frontrunner.spaces.legality import why_illegal
 from frontrunner.spaces.problem import Problem
 from frontrunner.spaces.recipe import NODE_TYPE, Recipe, stored_recipe
@@ -157,7 +157,7 @@ def to_text(file: RecipeFile) -> str:
     """Return the file's text; `from_text` reads it back to an equal value, and equal values give
     equal text.
     """
-    content = asdict(file) | {"recipe": stored_recipe(file.recipe)}
+    content = as_table(file) | {"recipe": stored_recipe(file.recipe)}
     del content["problem"]["trainer"]  # the command's
     if file.training.command is None:  # which versions without it can read
         del content["training"]["command"]

@@ -49,7 +49,7 @@ def starter(*, model: str, cluster: str, folder: Path, **given: Any) -> str:
     problem = _problem(
         of_model, of_cluster, {"sequence_length": 2, "global_batch": 1, "precision": "fp32"}, folder
     )
-    longest = min(problem.model.max_positions or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)
+    longest = min(problem.model.embedding.max_positions or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)
     length = chosen.get("sequence_length", longest)
     devices = problem.cluster.devices
     common = {"sequence_length": length, "precision": _precision(problem.cluster)} | chosen

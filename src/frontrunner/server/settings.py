@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from frontrunner.config.campaign import parse_campaign
 from frontrunner.config.toml_file import Table, read_toml
 from frontrunner.search.spec import CampaignSpec
 from frontrunner.spaces import errors
+from frontrunner.spaces.document import as_table
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -123,7 +124,7 @@ def _entry(kind: str, path: Path) -> Entry:
     )
     if file.spec.evaluator_kind.has_section:
         file.spec.survey()
-    sections = asdict(file.spec) | {"cluster": asdict(file.spec.problem.cluster)}
+    sections = as_table(file.spec) | {"cluster": as_table(file.spec.problem.cluster)}
     if file.store.run_folder is not None:
         sections["store"] = {"run_folder": str(Path(file.store.run_folder).resolve())}
     return Entry(

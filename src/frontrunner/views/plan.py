@@ -311,7 +311,8 @@ def print_breakdown(found: Breakdown, *, dryrun: str | None = None) -> None:  # 
         out.say(found.unmatched, style="dim")
     if (limit := limited_by(estimate)) is not None:
         out.say(f"limited by {limit}")
-    if shared := estimate.recipe.experts_in_words(found.problem.model.experts):
+    mixture = found.problem.model.mixture
+    if mixture and (shared := estimate.recipe.experts_in_words(mixture.experts)):
         out.say(shared, style="dim")
     for table in (_step_table(found), _memory_table(found)):
         if table is not None:

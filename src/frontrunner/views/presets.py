@@ -8,7 +8,7 @@ from typing import Any
 from frontrunner.config.campaign import parse_cluster, preset_model
 from frontrunner.config.settings import located
 from frontrunner.config.toml_file import toml_value
-from frontrunner.spaces.model import Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.presets import CATALOGUES, catalogue, preset_names
 from frontrunner.text import count, plain, thousands
 from frontrunner.views.columns import Column, words
@@ -56,13 +56,13 @@ def print_presets(found: dict[str, dict[str, Table]]) -> None:
 
 
 def _heads(model: Model) -> str:
-    return (
-        f"{model.heads} / {model.kv_heads}" if model.kv_heads != model.heads else str(model.heads)
-    )
+    heads, kv_heads = model.attention.heads, model.attention.kv_heads
+    return str(heads) if kv_heads == heads else f"{heads} / {kv_heads}"
 
 
 def _experts(model: Model) -> str | None:
-    return f"{model.experts_per_token} of {model.experts}" if model.experts else None
+    mixture = model.mixture
+    return None if mixture is None else f"{mixture.experts_per_token} of {mixture.experts}"
 
 
 MODELS: tuple[Column[Model], ...] = (
@@ -71,16 +71,16 @@ MODELS: tuple[Column[Model], ...] = (
     Column(
         "active",
         "per token",
-        lambda model: model.active_parameters if model.experts else None,
+        lambda model: model.active_parameters if model.mixture else None,
         count,
         drop=3,
     ),
-    Column("layers", "layers", attrgetter("layers"), drop=1),
+    Column("layers", "layers", lambda model: len(model.layers), drop=1),
     Column("hidden", "hidden", attrgetter("hidden"), drop=1),
     Column("heads", "heads / groups", _heads, drop=4),
-    Column("ffn", "FFN", attrgetter("ffn_hidden"), drop=5),
+    Column("ffn", "FFN", attrgetter("feed_forward.ffn_hidden"), drop=5),
     Column("experts", "experts", _experts, drop=2),
-    Column("positions", "positions", attrgetter("max_positions"), thousands, drop=4),
+    Column("positions", "positions", attrgetter("embedding.max_positions"), thousands, drop=4),
 )
 CLUSTERS = ("per node", "pair GB/s", "node GB/s", "ports GB/s")
 DEVICES = ("GiB", "GB/s", "fp8 TFLOPS", "bf16", "fp16", "fp32", "share reached")

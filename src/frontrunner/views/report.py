@@ -220,8 +220,8 @@ def facts_of(collected: Collected, spec: CampaignSpec) -> dict[str, str]:
         spent = "nothing here: the table's rows were measured elsewhere"
     facts = {
         "model": (
-            f"{model.name}: {count(model.parameters)} parameters, {model.layers} layers of width"
-            f" {model.hidden:,}"
+            f"{model.name}: {count(model.parameters)} parameters, {len(model.layers)} layers of"
+            f" width {model.hidden:,}"
         ),
         "problem": (
             f"sequences of {problem.sequence_length:,} tokens, global batch {problem.global_batch},"

@@ -47,7 +47,8 @@ from frontrunner.spaces.errors import (
     NothingLegal,
     campaign_name_from,
 )
-from frontrunner.spaces.model import ACTIVATIONS, POSITIONS
+from frontrunner.spaces.model.feed_forward import ACTIVATIONS
+from frontrunner.spaces.model.tables import POSITIONS
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.variants import choices_of
 from frontrunner.text import to_json
@@ -368,7 +369,9 @@ def _answer(form: PlanForm, spec: CampaignSpec) -> Markup:
         columns=[
             column for column in used(ESTIMATES, rows) if column.key != "model_tflops_per_device"
         ],
-        cut=cut(rows[0][1].recipe, problem.cluster, layers=problem.model.layers) if rows else None,
+        cut=cut(rows[0][1].recipe, problem.cluster, layers=len(problem.model.layers))
+        if rows
+        else None,
     )
 
 
@@ -469,7 +472,7 @@ async def plan_recipe(request: Request, service: ServiceOf, role: RoleOf) -> Res
             problem=problem,
             breakdown=parts,
             figures=_figures(parts.estimate),
-            cut=cut(recipe, problem.cluster, layers=problem.model.layers),
+            cut=cut(recipe, problem.cluster, layers=len(problem.model.layers)),
             step=step_bars(parts),
             memory=memory_bars(parts),
             may_change=role is Role.OPERATOR,

@@ -94,7 +94,7 @@ def one_recipe(request: Request, service: ServiceOf, role: RoleOf, found: Explai
         lead=lead,
         others=found.appearances[1:],
         problem=problem,
-        cut=cut(recipe, problem.cluster, layers=problem.model.layers),
+        cut=cut(recipe, problem.cluster, layers=len(problem.model.layers)),
         breakdown=parts,
         why_no_breakdown=why_no_breakdown,
         step=step,
