@@ -632,6 +632,19 @@ def test_layer_memory_has_no_results_of_experts_that_the_gate_weighed() -> None:
     assert (after - before) / rows.tokens == pytest.approx(2 * 2 * 4096)
 
 
+def test_permutation_on_ranks_that_share_each_expert_holds_the_results_of_all_of_them() -> None:
+    """Half of what it moves are a rank's own rows, half what four ranks find for theirs."""
+    plans = (recipe(**ON_A_NODE, expert_tensor_parallel=ways) for ways in (1, 4))
+    rows = work(*plans, problem=of_experts())
+    operations = mixture.operations(rows.model, Setting(work=rows, code=FRONTRUNNER))
+    (values,) = (
+        operation.values
+        for operation in operations
+        if isinstance(operation, Elementwise) and operation.kernel == "permutation"
+    )
+    assert values / (rows.tokens * 4096) == pytest.approx([2, 2 * (1 + 4) / 2])
+
+
 def test_rotations_that_no_fused_kernel_takes_are_eager() -> None:
     stretched = of_experts(
         rotary_scaling=RotaryScaling(factor=32, kind="yarn", original_positions=4096)

@@ -150,6 +150,19 @@ def test_a_mixture_s_experts_are_columns(tmp_path: Path) -> None:
     )
 
 
+def test_workload_of_rows_with_more_ranks_than_key_value_heads_is_that_of_their_recipes(
+    tmp_path: Path,
+) -> None:
+    """Each rank has a whole head of keys and values."""
+    (problem,) = read(tmp_path, row(tp=8, dp=1, gas=64, kv_heads=4, model="m")).problems
+    ((_, sample),) = tables.read(tmp_path / "rows.csv").parts
+    own = Workload.of([problem.rows[0].recipe], problem.problem)
+    assert_same_workload(sample.work, own)
+    model = own.model
+    matrices = model.ffn_matrices * model.ffn_hidden + 2 * model.hidden + 2 * 8 * model.head_dim
+    assert held_by_rank(own) == model.hidden * matrices / 8
+
+
 def test_a_row_of_deepseek_is_of_its_preset(tmp_path: Path) -> None:
     """Widths of latent attention that no row states; shared experts, leading layers and theirs are
     columns.
@@ -210,8 +223,8 @@ def test_a_window_that_a_row_states_is_the_model_s(
     (sample,) = (part for _, part in tables.read(tmp_path / "rows.csv").parts)
     own = Workload.of([one.recipe for one in problem.rows], problem.problem)
     assert sample.work.sequence_length == own.sequence_length
-    attended = [one.model.attended(one.sequence_length) for one in (sample.work, own)]
-    assert attended[0] == attended[1] < own.sequence_length
+    of_row, of_recipe = (work.model.attended(work.sequence_length) for work in (sample.work, own))
+    assert of_row == of_recipe < own.sequence_length
 
 
 @pytest.mark.parametrize(
