@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from frontrunner.evaluators.analytic.codes import MEGATRON_GPT, Software
+from frontrunner.evaluators.analytic.arrays import Rows, number
+from frontrunner.evaluators.analytic.codes import MEGATRON_GPT
 from frontrunner.evaluators.analytic.machine import Machine
+from frontrunner.evaluators.analytic.replicas import replica_waits
+from frontrunner.evaluators.analytic.training_code import TrainingCode
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.cluster import ByPrecision, Cluster, Links
 from frontrunner.spaces.model.model import Model
@@ -50,21 +51,34 @@ def recipe(**changes: Any) -> Recipe:
     )
 
 
-def work(*recipes: Recipe, problem: Problem = PROBLEM, **columns: float | bool) -> Workload:
-    """The recipes as arrays, with some columns the same for all of them."""
-    arrays = {name: np.array([value]) for name, value in columns.items()}
-    unknown = arrays.keys() - {field.name for field in fields(Workload)}
-    if unknown:
-        raise ValueError(f"no columns {unknown}")
-    return replace(Workload.of(recipes, problem), **arrays)
+def problem_with(**changes: Any) -> Problem:
+    """Return `PROBLEM` with changes of its model."""
+    return replace(PROBLEM, model=replace(GPT_22B, **changes))
 
 
-def machine(cluster: Cluster = A100, software: Software = MEGATRON_GPT) -> Machine:
-    return Machine.of(cluster, "fp16", software)
+def work(*recipes: Recipe, problem: Problem = PROBLEM) -> Workload:
+    """Return the recipes as arrays."""
+    return Workload.of(recipes, problem)
 
 
-def without_latency(found: Machine) -> Machine:
-    """The machine with messages that take no time to start."""
+def machine(cluster: Cluster = A100, code: TrainingCode = MEGATRON_GPT) -> Machine:
+    """Return the machine of a cluster in fp16."""
+    return Machine.of(cluster, "fp16", code)
+
+
+def with_code(base: Machine, **changes: Any) -> Machine:
+    """Return the machine with changes of its training code, named as in `TrainingCode.changed`."""
+    return replace(base, code=base.code.changed(**changes))
+
+
+def without_losses(base: Machine) -> Machine:
+    """Return the machine with products at its full rate, which no tile, sum or start slows."""
+    ideal = {"tile_waves": 0.0, "reduction_depth": 0.0, "kernel_s": 0.0}
+    return replace(base, efficiencies=replace(base.efficiencies, **ideal))
+
+
+def without_latency(base: Machine) -> Machine:
+    """Return the machine with messages that take no time to start."""
     names = (
         "kernel_s",
         "node_latency_s",
@@ -72,14 +86,24 @@ def without_latency(found: Machine) -> Machine:
         "ring_node_hop_s",
         "ring_network_hop_s",
     )
-    return replace(found, efficiencies=replace(found.efficiencies, **dict.fromkeys(names, 0.0)))
+    return replace(base, efficiencies=replace(base.efficiencies, **dict.fromkeys(names, 0.0)))
+
+
+def replica_waits_s(
+    base: Machine, rows: Workload, parameters: float, *, forward: float = 0, backward: float = 0
+) -> Rows:
+    """Return how long a rank of so many parameters waits for its replicas in a step, where a
+    micro-batch's passes take `forward` and `backward` seconds.
+    """
+    passes = (number(forward), number(backward))
+    return replica_waits(base, rows, number(parameters), *passes).per_step(rows)
 
 
 def makespan(
     orders: list[list[tuple[str, int]]], forward: list[float], backward: list[float]
 ) -> float:
-    """When the last of the pipeline's ranks is done, each running its ("F" | "B", micro-batch) in
-    the order given.
+    """Return when the last of a pipeline's ranks is done; each runs its ("F" | "B", micro-batch) in
+    the given order.
 
     A forward pass waits for the rank before, a backward pass for the rank after and for its own
     forward pass.
@@ -90,37 +114,37 @@ def makespan(
     while any(waiting):
         for rank, left in enumerate(waiting):
             while left:
-                kind, number = left[0]
+                kind, batch = left[0]
                 last = rank == len(orders) - 1
-                needs = [("F", rank - 1, number)] if kind == "F" and rank else []
+                needs = [("F", rank - 1, batch)] if kind == "F" and rank else []
                 if kind == "B":
-                    needs = [("F", rank, number)] + ([] if last else [("B", rank + 1, number)])
+                    needs = [("F", rank, batch)] + ([] if last else [("B", rank + 1, batch)])
                 if any(need not in done for need in needs):
                     break
                 cost = forward[rank] if kind == "F" else backward[rank]
                 clock[rank] = max([clock[rank], *(done[need] for need in needs)]) + cost
-                done[kind, rank, number] = clock[rank]
+                done[kind, rank, batch] = clock[rank]
                 left.pop(0)
     return max(clock)
 
 
 def one_f_one_b(ranks: int, micro_batches: int) -> list[list[tuple[str, int]]]:
-    """The order of 1F1B (PipeDream-flush): rank r runs p - r forward passes ahead, then one of each
-    in turn.
+    """Return the orders of 1F1B (PipeDream-flush): rank r of p runs p - r forward passes ahead,
+    then a backward and a forward pass in turn.
     """
     orders = []
     for rank in range(ranks):
         ahead = min(ranks - rank, micro_batches)
-        order = [("F", number) for number in range(ahead)]
-        for number in range(micro_batches):
-            order.append(("B", number))
-            if ahead + number < micro_batches:
-                order.append(("F", ahead + number))
+        order = [("F", batch) for batch in range(ahead)]
+        for batch in range(micro_batches):
+            order.append(("B", batch))
+            if ahead + batch < micro_batches:
+                order.append(("F", ahead + batch))
         orders.append(order)
     return orders
 
 
 def gpipe(ranks: int, micro_batches: int) -> list[list[tuple[str, int]]]:
-    """All forward passes, then all backward passes."""
-    passes = [(kind, number) for kind in "FB" for number in range(micro_batches)]
+    """Return the orders of GPipe: all forward passes, then all backward passes."""
+    passes = [(kind, batch) for kind in "FB" for batch in range(micro_batches)]
     return [list(passes) for _ in range(ranks)]

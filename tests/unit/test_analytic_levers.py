@@ -10,26 +10,36 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frontrunner.evaluators.analytic.codes import DEEPSPEED, FRONTRUNNER, MEGATRON
-from frontrunner.evaluators.analytic.communication import (
-    all_to_all_s,
-    exchanges_s,
-    host_transfer_s,
-    replicas_s,
-)
-from frontrunner.evaluators.analytic.compute import HOST_ADAM_S_PER_PARAMETER, layer
+from frontrunner.evaluators.analytic.arrays import number
+from frontrunner.evaluators.analytic.codes import CODES, DEEPSPEED, FRONTRUNNER, MEGATRON
+from frontrunner.evaluators.analytic.communication import all_to_all_s
 from frontrunner.evaluators.analytic.machine import FP8_SHARES
-from frontrunner.evaluators.analytic.memory import host_memory, peak_memory
-from frontrunner.evaluators.analytic.step import step_time
+from frontrunner.evaluators.analytic.memory import host_memory, layer_memory, peak_memory
+from frontrunner.evaluators.analytic.operations import Product
+from frontrunner.evaluators.analytic.parts import layer
+from frontrunner.evaluators.analytic.parts.setting import Setting
+from frontrunner.evaluators.analytic.pricing import HOST_ADAM_S_PER_PARAMETER
+from frontrunner.evaluators.analytic.replicas import host_transfer_s
+from frontrunner.evaluators.analytic.step import layer_time, step_time
+from frontrunner.evaluators.analytic.training_code import TrainingCode
 from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
-from support.analytic import A100, GPT_22B, PROBLEM, machine, recipe, without_latency, work
+from support.analytic import (
+    A100,
+    GPT_22B,
+    machine,
+    problem_with,
+    recipe,
+    replica_waits_s,
+    without_latency,
+    without_losses,
+    work,
+)
 
-TORCH = machine(software=FRONTRUNNER)
+TORCH = machine(code=FRONTRUNNER)
 HOST = replace(A100, links=replace(A100.links, host_gb_per_s=20))
 ON_HOST = machine(HOST, FRONTRUNNER)
-NOTHING = (np.zeros(1), np.zeros(1))
 
 
 def zero_3(**changes: Any) -> Recipe:
@@ -40,7 +50,7 @@ def zero_3(**changes: Any) -> Recipe:
     return replace(plan, sharding=Sharding.named("zero-3", plan.copies))
 
 
-def test_an_all_to_all_in_a_node_and_over_nodes() -> None:
+def test_all_to_all_in_a_node_and_over_nodes() -> None:
     """By hand: a rank sends 7 / 8 of its message; over two nodes half of all that 8 devices hold
     leaves by 200 GB/s.
     """
@@ -56,25 +66,23 @@ def test_an_all_to_all_in_a_node_and_over_nodes() -> None:
 
 
 @pytest.mark.parametrize(("recompute", "times"), [("none", 1.0), ("selective", 1.0), ("full", 1.5)])
-def test_context_ranks_exchange_what_docs_engines_says(recompute: str, times: float) -> None:
+def test_context_parallel_time_is_what_docs_engines_says(recompute: str, times: float) -> None:
     """2 (1 - 1 / c) B S / c (2 H + 2 max(K, c)) d b bytes a layer and micro-batch, half again under
     full recompute.
     """
-    grouped = replace(PROBLEM, model=GPT_22B.with_keys(kv_heads=4))
     plan = recipe(
         devices=8, tensor_parallel=1, context_parallel=8, micro_batch_seqs=2, recompute=recompute
     )
     tokens, heads, kv_heads, width = 2 * 2048 / 8, 64, 8, 6144 / 64
+    problem = problem_with(kv_heads=4)
 
-    free = replace(TORCH.efficiencies, node_latency_s=0.0, kernel_s=0.0)
-
-    told = exchanges_s(replace(TORCH, efficiencies=free), work(plan, problem=grouped))[0]
+    time = layer_time(without_latency(TORCH), work(plan, problem=problem), problem.model)
 
     moved = times * 2 * (1 - 1 / 8) * tokens * (2 * heads + 2 * kv_heads) * width * 2
-    assert told == pytest.approx(moved / (300e9 * TORCH.efficiencies.node_links))
+    assert time.context_parallel[0] == pytest.approx(moved / TORCH.node_bytes_per_s)
 
 
-def test_context_ranks_share_tokens_and_hold_copies() -> None:
+def test_context_parallel_ranks_share_tokens_and_hold_copies() -> None:
     """A quarter of four times the sequences: the same work a rank, with what is exchanged beside
     it.
     """
@@ -94,7 +102,7 @@ def test_context_ranks_share_tokens_and_hold_copies() -> None:
     assert times.context_parallel[0] == 0 < times.context_parallel[1]
 
 
-def test_what_is_offloaded_leaves_the_device_and_lies_on_the_host() -> None:
+def test_host_memory_has_the_states_that_leave_the_device() -> None:
     plans = [zero_3(offload=word) for word in ("none", "optimizer", "optimizer+parameters")]
     parameters = np.array([1e9])
 
@@ -109,24 +117,28 @@ def test_what_is_offloaded_leaves_the_device_and_lies_on_the_host() -> None:
     assert kept == pytest.approx([0, 2e9, 2e9])
 
 
-def test_offloaded_parameters_travel_for_each_use() -> None:
+def test_host_transfer_of_parameters_is_for_each_use() -> None:
     """Four micro-batches fetch an eighth of the fp32 parameters twice and send an eighth of their
     gradients.
     """
     plan = zero_3(offload="optimizer+parameters")
 
-    told = host_transfer_s(ON_HOST, work(plan), np.array([8e9]), layers=np.ones(1), passes=NOTHING)[
-        0
-    ]
-    hidden = host_transfer_s(
-        ON_HOST, work(plan), np.array([8e9]), layers=np.ones(1), passes=(np.ones(1) * 9,) * 2
-    )[0]
+    exposed, hidden = (
+        host_transfer_s(
+            ON_HOST,
+            work(plan),
+            number(8e9),
+            activation_bytes=number(0),
+            passes=(number(pass_s), number(pass_s)),
+        )[0]
+        for pass_s in (0, 9)
+    )
 
-    assert told == pytest.approx(4 * (2 + 1) * 4e9 / 20e9)
-    assert hidden < told / 10
+    assert exposed == pytest.approx(4 * (2 + 1) * 4e9 / 20e9)
+    assert hidden < exposed / 10
 
 
-def test_the_host_updates_what_is_offloaded_for_all_of_its_devices() -> None:
+def test_optimizer_time_on_the_host_is_for_all_of_its_devices() -> None:
     """A node's host updates the parameters of its 8 ranks, a share of 8 each."""
     plain, offloaded = step_time(ON_HOST, work(zero_3(), zero_3(offload="optimizer"))).optimizer
 
@@ -138,38 +150,39 @@ def test_the_host_updates_what_is_offloaded_for_all_of_its_devices() -> None:
     assert plain < offloaded / 10
 
 
-def test_activations_cross_the_hosts_link_beside_both_passes() -> None:
+def test_host_transfer_of_activations_is_beside_both_passes() -> None:
     plain, moved = (recipe(tensor_parallel=1, activation_offload=word) for word in (False, True))
 
     sizes = peak_memory(ON_HOST, work(plain, moved))
-    kept, layers = (
-        host_memory(ON_HOST, work(moved), np.zeros(1))[0],
-        np.array([float(len(GPT_22B.layers))]),
-    )
-    unhidden = host_transfer_s(
-        ON_HOST, work(plain, moved), np.zeros(1), layers=layers, passes=NOTHING
-    )
-    hidden = host_transfer_s(
-        ON_HOST, work(moved), np.zeros(1), layers=layers, passes=(np.ones(1), np.zeros(1))
+    kept = host_memory(ON_HOST, work(moved), np.zeros(1))
+    exposed, hidden = (
+        host_transfer_s(
+            ON_HOST,
+            work(plain, moved),
+            number(0),
+            activation_bytes=kept,
+            passes=(number(forward_s), number(0)),
+        )
+        for forward_s in (0, 1)
     )
 
-    assert kept == pytest.approx(sizes.activations[0])
-    assert sizes.activations[1] == pytest.approx(
-        kept / len(GPT_22B.layers)
-    )  # one layer's are on their way
-    assert unhidden == pytest.approx([0, 2 * moved.accumulation * kept / 20e9])
-    assert hidden[0] == pytest.approx(moved.accumulation * ((kept / 20e9 - 1) + kept / 20e9))
+    one_way_s = kept[0] / 20e9
+    assert kept[0] == pytest.approx(sizes.activations[0])
+    # One layer's are on their way.
+    assert sizes.activations[1] == pytest.approx(kept[0] / len(GPT_22B.layers))
+    assert exposed == pytest.approx([0, 2 * moved.accumulation * one_way_s])
+    assert hidden[1] == pytest.approx(moved.accumulation * ((one_way_s - 1) + one_way_s))
 
 
-def test_a_secondary_partition_gathers_near_for_the_backward_pass() -> None:
+def test_replica_waits_with_a_secondary_partition_gather_near_for_the_backward_pass() -> None:
     """ZeRO++ hpZ (arXiv 2306.10209): over 64 devices forward, over a node's 8 backward, for an
     eighth more kept.
     """
     plain = zero_3(devices=64, engine="deepspeed", accumulation=1)
     near = replace(plain, secondary_partition=8)
-    found, parameters = without_latency(machine(software=DEEPSPEED)), np.array([1e10])
+    found = without_latency(machine(code=DEEPSPEED))
 
-    waits = replicas_s(found, work(plain, near), parameters, *NOTHING)
+    waits = replica_waits_s(found, work(plain, near), 1e10)
     sizes = peak_memory(found, work(plain, near)).parameters
 
     eff = found.efficiencies
@@ -183,7 +196,7 @@ def test_a_secondary_partition_gathers_near_for_the_backward_pass() -> None:
     )
 
 
-def test_zero_plus_plus_leaves_a_quarter_of_the_bytes_between_nodes() -> None:
+def test_replica_waits_under_zero_plus_plus_send_a_quarter_between_nodes() -> None:
     """The paper's table 1 (arXiv 2306.10209): M + M + M values of 16 bits become M / 2 + 0 + M /
     4.
     """
@@ -194,10 +207,10 @@ def test_zero_plus_plus_leaves_a_quarter_of_the_bytes_between_nodes() -> None:
         replace(plain, quantized_gradients=True),
         replace(plain, quantized_weights=True, quantized_gradients=True, secondary_partition=8),
     ]
-    free = without_latency(machine(software=replace(DEEPSPEED, wide_gradients=False)))
+    free = without_latency(machine(code=DEEPSPEED.changed(gradients__wide=False)))
     free = replace(free, memory_bytes_per_s=1e30, node_bytes_per_s=1e30, pair_bytes_per_s=1e30)
 
-    waits = replicas_s(free, work(*plans), np.array([1e10]), *NOTHING)
+    waits = replica_waits_s(free, work(*plans), 1e10)
 
     assert waits[0] == pytest.approx(3 * 2e10 / free.network_bytes_per_s_per_node, rel=0.01)
     assert waits / waits[0] == pytest.approx([1, 2 / 3, 2.25 / 3, 0.25], rel=0.02)
@@ -209,19 +222,17 @@ def test_quantized_messages_pass_through_memory_and_need_a_layer_more_of_it() ->
         replace(plain, quantized_weights=True),
         replace(plain, quantized_gradients=True),
     )
-    slow = replace(without_latency(machine(software=DEEPSPEED)), memory_bytes_per_s=1.0)
-    layer = GPT_22B.layers[-1].matmul_parameters
+    slow = replace(without_latency(machine(code=DEEPSPEED)), memory_bytes_per_s=1.0)
 
-    waits = replicas_s(slow, work(plain, weights, gradients), np.array([1e10]), *NOTHING)
+    waits = replica_waits_s(slow, work(plain, weights, gradients), 1e10)
     sizes = peak_memory(slow, work(plain, weights)).parameters
 
-    assert waits[1] - waits[0] == pytest.approx(
-        2 * 7 * 1e10
-    )  # int8 in, fp16 out and in, bf16 out; twice
+    # Int8 in, fp16 out and in, bf16 out; for both passes.
+    assert waits[1] - waits[0] == pytest.approx(2 * 7 * 1e10)
     assert waits[2] - waits[0] == pytest.approx(
         (2 + 2 + 2 + 0.5 + 0.5 * 9 / 8 + 4.5 / 8) * 1e10, rel=0.01
     )
-    assert sizes[1] - sizes[0] == pytest.approx(3 * layer)
+    assert sizes[1] - sizes[0] == pytest.approx(3 * GPT_22B.matmul_parameters_per_layer)
 
 
 def test_compiled_layers_move_and_keep_less() -> None:
@@ -240,22 +251,19 @@ def test_deepspeed_leaves_embedding_and_head_whole() -> None:
     """
     ours, theirs = recipe(), recipe(engine="deepspeed")
 
-    sizes = [
-        peak_memory(machine(software=s), work(p))
-        for s, p in ((FRONTRUNNER, ours), (DEEPSPEED, theirs))
-    ]
+    of_torch = peak_memory(TORCH, work(ours))
+    of_deepspeed = peak_memory(machine(code=DEEPSPEED), work(theirs))
 
     table = GPT_22B.embedding.padded_vocabulary * GPT_22B.hidden
-    assert sizes[1].parameters[0] - sizes[0].parameters[0] == pytest.approx(2 * table * 7 / 8)
-    assert sizes[1].logits[0] == pytest.approx(
-        8 * sizes[0].logits[0] * 4 / 16
-    )  # whole ones are widened by rows
+    assert of_deepspeed.parameters[0] - of_torch.parameters[0] == pytest.approx(2 * table * 7 / 8)
+    # Whole logits are widened by rows.
+    assert of_deepspeed.logits[0] == pytest.approx(8 * of_torch.logits[0] * 4 / 16)
 
 
 def test_deepspeed_reduces_through_a_bucket() -> None:
     plan = recipe(tensor_parallel=1, engine="deepspeed")
 
-    gradients = peak_memory(machine(software=DEEPSPEED), work(plan)).gradients[0]
+    gradients = peak_memory(machine(code=DEEPSPEED), work(plan)).gradients[0]
 
     model = GPT_22B
     count = len(model.layers) * (model.layers[0].matmul_parameters + 2 * model.hidden)
@@ -271,48 +279,115 @@ H100 = replace(
 @pytest.mark.parametrize(
     ("fp8", "cast", "of_weights"), [("tensorwise", 6, 8), ("rowwise", 8, 10), ("mxfp8", 6, 6)]
 )
-def test_products_in_8_bits_are_twice_as_fast_but_for_their_casts(
-    fp8: str, cast: float, of_weights: float
+@pytest.mark.parametrize(("of_pass", "products", "widths"), [("forward", 1, 3), ("backward", 2, 5)])
+def test_layer_time_in_8_bits_is_half_its_products_and_the_casts(
+    fp8: str, cast: float, of_weights: float, of_pass: str, products: int, widths: int
 ) -> None:
-    """A compiled layer's products take half as long (less FP8's own loss), and values and weights
-    are read to cast.
+    """A compiled layer's products take half as long, less FP8's own loss. Forward, inputs are cast:
+    three of the hidden width and the inner one. Backward, gradients of results are: of queries,
+    keys and values, of the two outputs, and of the inner width. Weights are cast for each pass.
     """
     plan = recipe(devices=8, tensor_parallel=1, micro_batch_seqs=4, compile=True)
-    on_h100, eff = machine(H100, FRONTRUNNER), machine(H100, FRONTRUNNER).efficiencies
-    wide, narrow = (layer(on_h100, work(replace(plan, fp8=one))) for one in ("none", fp8))
-    tokens, hidden, gate = 4 * 2048, GPT_22B.hidden, GPT_22B.feed_forward.ffn_hidden
-    flops = 2 * tokens * (4 * hidden**2 + 2 * hidden * gate)
-    saved = flops / (989.4e12 * 0.73) - flops / (1978.9e12 * 0.73 * FP8_SHARES[H100.device])
-    moved = (
-        tokens * (3 * hidden + gate) * cast + (4 * hidden**2 + 2 * hidden * gate) * of_weights / 2
+    on_h100 = machine(H100, FRONTRUNNER)
+    wide_s, narrow_s = (
+        getattr(layer_time(on_h100, work(replace(plan, fp8=word)), GPT_22B), of_pass)
+        for word in ("none", fp8)
     )
-    casts = moved / on_h100.memory_bytes_per_s
-    assert wide.forward - narrow.forward == pytest.approx(saved - casts, rel=0.1)
-    assert eff.kernel_s < casts < saved
+    tokens, hidden, inner = 4 * 2048, GPT_22B.hidden, GPT_22B.ffn_hidden
+    matrices = 4 * hidden**2 + 2 * hidden * inner
+    flops = 2 * products * tokens * matrices
+    saved_s = flops / (989.4e12 * 0.73) - flops / (1978.9e12 * 0.73 * FP8_SHARES[H100.device])
+
+    casts_s = saved_s - (wide_s - narrow_s)
+
+    moved = tokens * (widths * hidden + inner) * cast + matrices * of_weights / 2
+    assert casts_s == pytest.approx(moved / on_h100.memory_bytes_per_s, rel=0.2)
+    assert on_h100.efficiencies.kernel_s < moved / on_h100.memory_bytes_per_s < saved_s
 
 
-def test_only_transformer_engine_s_experts_are_in_8_bits() -> None:
-    experts = replace(work(recipe(fp8="tensorwise")), experts=np.array([8.0]))
-    assert not FRONTRUNNER.has_feed_forward_in_8_bits(experts).any()
-    assert MEGATRON.has_feed_forward_in_8_bits(experts).all()
+KINDS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "experts": {"experts": 8, "experts_per_token": 2, "shared_experts": 1},
+    "latent": {"key_value_rank": 512, "query_rank": 1536, "rotary_width": 64},
+}
 
 
 @pytest.mark.parametrize(
-    ("fp8", "cast", "of_weights"), [("tensorwise", 6, 8), ("rowwise", 8, 10), ("mxfp8", 6, 6)]
+    ("kind", "code", "in_16_bits"),
+    [
+        ("dense", FRONTRUNNER, 0),
+        ("latent", FRONTRUNNER, 0),
+        ("latent", MEGATRON, 0),
+        ("experts", FRONTRUNNER, 1 + 2 + 2),
+        ("experts", MEGATRON, 1),
+    ],
 )
-def test_backward_passes_in_8_bits_cast_the_gradients_of_what_products_give(
-    fp8: str, cast: float, of_weights: float
+def test_products_may_be_in_8_bits_but_for_routers_and_torchao_s_experts(
+    kind: str, code: TrainingCode, in_16_bits: int
 ) -> None:
-    """Those of queries, keys and values (3 hidden), of the two outputs and of the inner width."""
-    plan = recipe(devices=8, tensor_parallel=1, micro_batch_seqs=4, compile=True)
-    on_h100 = machine(H100, FRONTRUNNER)
-    wide, narrow = (layer(on_h100, work(replace(plan, fp8=one))) for one in ("none", fp8))
-    tokens, hidden, gate = 4 * 2048, GPT_22B.hidden, GPT_22B.feed_forward.ffn_hidden
-    matrices = 4 * hidden**2 + 2 * hidden * gate
-    flops = 2 * 2 * tokens * matrices
-    saved = flops / (989.4e12 * 0.73) - flops / (1978.9e12 * 0.73 * FP8_SHARES[H100.device])
+    """A layer with experts has a router, and two products each of its experts and of the shared
+    one.
+    """
+    problem = problem_with(**KINDS[kind])
+    setting = Setting(work=work(recipe(), problem=problem), code=code)
+    operations = layer.operations(problem.model, setting)
 
-    casts = saved - (wide.backward - narrow.backward)
+    products = [operation for operation in operations if isinstance(operation, Product)]
 
-    moved = tokens * (5 * hidden + gate) * cast + matrices * of_weights / 2
-    assert casts == pytest.approx(moved / on_h100.memory_bytes_per_s, rel=0.2)
+    others = [product for product in products if not product.may_be_narrow]
+    assert len(others) == in_16_bits
+    routers = [product for product in products if product.outputs == (8,)]
+    assert all(not router.may_be_narrow for router in routers)
+    assert len(routers) == (kind == "experts")
+
+
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_layer_memory_has_nothing_of_a_tiled_feed_forward_s_activation(kind: str) -> None:
+    """Nor is anything saved of it where products keep their inputs in 8 bits."""
+    problem = problem_with(activation="swiglu", **KINDS[kind])
+    engine = machine(code=MEGATRON)
+    plan = recipe(fp8="tensorwise")
+
+    whole, tiled = (
+        layer_memory(
+            engine,
+            work(replace(plan, feed_forward_tiles=tiles), problem=problem),
+            problem.model,
+        ).kept[0]
+        for tiles in (1, 2)
+    )
+
+    values = 4 * 2048 * GPT_22B.feed_forward.ffn_hidden / 8 * (1 if kind == "dense" else 2 + 1)
+    saved = 4 * 2048 * GPT_22B.feed_forward.ffn_hidden / 8 * (1 if kind == "dense" else 2)
+    assert whole - tiled == pytest.approx(6 * values - saved)
+
+
+def test_recompute_of_every_second_product_has_their_own_shapes() -> None:
+    """By hand, of a grouped attention: keys, the projection of attention's result, and a gate's
+    second product.
+    """
+    problem = problem_with(kv_heads=8, activation="swiglu")
+    model = problem.model
+    plan = recipe(tensor_parallel=1, micro_batch_seqs=1, recompute="selective")
+    torchtitan = without_losses(machine(code=CODES["torchtitan"]))
+    torchtitan = replace(torchtitan, memory_bytes_per_s=1e18)
+
+    again_s = layer_time(torchtitan, work(plan, problem=problem), model).recompute[0]
+
+    widths = model.kv_hidden + model.hidden + model.feed_forward.ffn_hidden
+    flops = 2 * 2048 * model.hidden * widths
+    assert again_s == pytest.approx(flops / torchtitan.matmul_flops, rel=1e-6)
+
+
+def test_host_memory_counts_what_each_kind_of_layer_keeps() -> None:
+    """Of 48 layers two have no experts."""
+    experts = {"experts": 8, "experts_per_token": 2, "dense_layers": 2, "dense_ffn_hidden": 12288}
+    problem = problem_with(**experts)
+    plan = recipe(devices=8, tensor_parallel=1, micro_batch_seqs=1, activation_offload=True)
+    rows = work(plan, problem=problem)
+
+    told = host_memory(ON_HOST, rows, np.zeros(1))[0]
+
+    dense, mixed = (layer_memory(ON_HOST, rows, kind).kept[0] for _, kind in problem.model.kinds)
+    assert dense < mixed
+    assert told == pytest.approx(2 * dense + 46 * mixed)

@@ -57,7 +57,7 @@ def table(path: Path, *rows: dict[str, Any]) -> Table:
         ({"status": "", "step_time_s": ""}, "status unknown"),
     ],
 )
-def test_a_row_that_cannot_be_judged_is_refused_with_the_reason(
+def test_table_refuses_a_row_that_cannot_be_judged_with_the_reason(
     change: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     found = table(tmp_path, GOOD, GOOD | change)
@@ -69,9 +69,7 @@ def test_a_row_that_cannot_be_judged_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     "left_out", ["gpus_per_node", "gbs", "dp", "recompute", "precision", "status", "vocab"]
 )
-def test_a_column_that_is_missing_is_filled_in_where_it_can_be(
-    left_out: str, tmp_path: Path
-) -> None:
+def test_table_fills_in_a_missing_column_where_it_can(left_out: str, tmp_path: Path) -> None:
     given = GOOD | {"gas": 16}
     plain = table(tmp_path, given)
 
@@ -87,7 +85,7 @@ def test_a_column_that_is_missing_is_filled_in_where_it_can_be(
     [[], [{"model": "gpt"}], [dict.fromkeys(GOOD, "?")], [GOOD | {"hardware": "TPU"}]],
     ids=["empty", "one column", "nonsense", "unknown hardware"],
 )
-def test_a_table_of_which_nothing_can_be_judged_still_has_figures(
+def test_table_of_which_nothing_can_be_judged_still_has_figures(
     rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     found = table(tmp_path, *rows) if rows else _empty(tmp_path)
@@ -103,7 +101,7 @@ def _empty(path: Path) -> Table:
     return read(path / "rows.csv")
 
 
-def test_a_row_s_own_figures_go_before_a_preset_s(tmp_path: Path) -> None:
+def test_parts_have_a_row_s_own_figures_before_a_preset_s(tmp_path: Path) -> None:
     found = table(
         tmp_path,
         GOOD,
@@ -117,7 +115,7 @@ def test_a_row_s_own_figures_go_before_a_preset_s(tmp_path: Path) -> None:
     assert {part.cluster.links.nic_gb_per_s for _, part in found.parts} == {25, 50}
 
 
-def test_a_device_s_name_states_its_memory_and_its_power_limit(tmp_path: Path) -> None:
+def test_device_name_states_its_memory_and_its_power_limit(tmp_path: Path) -> None:
     """By hand: the clock falls with the cube root of 500 W of 700; 1000 W are no limit, 500 weeks
     no power.
     """
@@ -151,7 +149,7 @@ def test_a_device_s_name_states_its_memory_and_its_power_limit(tmp_path: Path) -
         ("RoCE 400Gb/s per GPU", {}, (25, 8)),
     ],
 )
-def test_a_network_is_columns_or_stands_in_the_note_or_is_the_preset_s(
+def test_network_is_stated_by_columns_by_the_note_or_by_the_preset(
     note: str, columns: dict[str, Any], expected: tuple[float, int], tmp_path: Path
 ) -> None:
     ((_, part),) = table(tmp_path, GOOD | columns | {"note": note}).parts
@@ -159,7 +157,7 @@ def test_a_network_is_columns_or_stands_in_the_note_or_is_the_preset_s(
     assert (part.cluster.links.nic_gb_per_s, part.cluster.links.nics_per_node) == expected
 
 
-def test_unknown_hardware_with_a_peak_of_its_own_is_judged(tmp_path: Path) -> None:
+def test_table_judges_unknown_hardware_with_a_peak_of_its_own(tmp_path: Path) -> None:
     found = table(tmp_path, GOOD | {"hardware": "GH200-96GB", "peak_tflops": 989})
 
     assert found.refused == {}
@@ -176,7 +174,7 @@ def test_context_parallelism_is_a_column_or_stands_in_the_note(tmp_path: Path) -
     assert times[0] == times[1]
 
 
-def test_a_vocabulary_follows_from_an_exact_number_of_parameters(tmp_path: Path) -> None:
+def test_vocabulary_follows_from_an_exact_number_of_parameters(tmp_path: Path) -> None:
     """Llama 3 8B has 8.030261248e9 parameters, of which 2 x 128,256 x 4,096 are embedding and
     head.
     """
@@ -192,7 +190,7 @@ def test_a_vocabulary_follows_from_an_exact_number_of_parameters(tmp_path: Path)
     assert rounded.refused == {"no vocab": 1}
 
 
-def test_five_best_that_are_refused_for_memory_are_counted(tmp_path: Path) -> None:
+def test_judged_counts_the_best_rows_that_are_refused_for_memory(tmp_path: Path) -> None:
     rows = [
         GOOD | {"mbs": size, "gbs": 64, "recompute": "none", "step_time_s": 2 - size / 10}
         for size in (1, 2, 4, 8)
@@ -208,7 +206,7 @@ def test_five_best_that_are_refused_for_memory_are_counted(tmp_path: Path) -> No
     assert told[0]["best_refused"] == 0 < told[1]["best_refused"] == told[1]["oom"]["fp"]
 
 
-def test_what_is_too_fast_is_listed(tmp_path: Path) -> None:
+def test_judged_lists_what_is_too_fast(tmp_path: Path) -> None:
     found = table(tmp_path, GOOD, GOOD | {"step_time_s": 0.01})
 
     told = judged(found, predicted(found, {}))

@@ -10,18 +10,29 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from frontrunner.evaluators.analytic.codes import MEGATRON_GPT, NANOTRON
-from frontrunner.evaluators.analytic.communication import replicas_s, ring_s
-from frontrunner.evaluators.analytic.workload import Split, Workload, ends, split_layers
+from frontrunner.evaluators.analytic.codes import NANOTRON
+from frontrunner.evaluators.analytic.communication import ring_s
+from frontrunner.evaluators.analytic.parts.layer import weights
+from frontrunner.evaluators.analytic.stage_layers import by_kind, ends, split_layers
+from frontrunner.evaluators.analytic.training_code import LayerSplit
+from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.spaces.cluster import Links
 from frontrunner.spaces.presets import cluster_preset
 from frontrunner.spaces.sharding import Sharding
-from support.analytic import A100, GPT_22B, PROBLEM, machine, recipe, without_latency, work
+from support.analytic import (
+    A100,
+    GPT_22B,
+    machine,
+    problem_with,
+    recipe,
+    replica_waits_s,
+    with_code,
+    without_latency,
+    work,
+)
 
-NOTHING = (np.zeros(1), np.zeros(1))
 
-
-def test_an_all_gather_has_a_hop_for_every_rank_and_an_all_reduce_a_tree() -> None:
+def test_ring_has_a_hop_for_every_rank_and_an_all_reduce_a_tree() -> None:
     """By hand: 64 nodes of 8 ranks are 64 hops of 14 us and 448 of 3.4 us (NCCL's tuning.cc, ring,
     simple).
     """
@@ -36,7 +47,7 @@ def test_an_all_gather_has_a_hop_for_every_rank_and_an_all_reduce_a_tree() -> No
     assert reduces[1] == pytest.approx(reduces[0] * 10 / 9, rel=0.01)
 
 
-def test_all_gathers_over_many_nodes_fall_as_they_were_measured() -> None:
+def test_ring_over_many_nodes_slows_as_was_measured() -> None:
     """Published for nodes of 8 H100 (Ultra-Scale Playbook of Hugging Face, bandwidth by nodes),
     GB/s of a ring.
 
@@ -67,7 +78,7 @@ def test_all_gathers_over_many_nodes_fall_as_they_were_measured() -> None:
         ("perlmutter", {32: 7.4, 64: 7.7, 128: 8, 256: 9, 512: 10.6, 1024: 18, 2048: 32}, 0.4),
     ],
 )
-def test_presets_gather_512_mb_as_was_measured_there(
+def test_ring_of_presets_gathers_512_mb_as_was_measured_there(
     preset: str, measured_ms: dict[int, float], off: float
 ) -> None:
     """By devices (arXiv 2504.18658, figures 3, 8 and 10): on Frontier, twice the dies take twice
@@ -89,50 +100,45 @@ def test_presets_gather_512_mb_as_was_measured_there(
     assert reduced[-1] < 3 * reduced[0]  # all-reduces have trees
 
 
-def test_each_gather_of_a_layer_is_a_message() -> None:
+def test_replica_waits_have_a_message_for_each_gather_of_a_layer() -> None:
     """By hand: three more for each of 10 layers, forward and backward."""
     plan = recipe(
         tensor_parallel=1, micro_batch_seqs=1, accumulation=1, sharding=Sharding.named("zero-3", 64)
     )
-    parameters = work(plan).layer_share * 10
-    by_matrix, by_layer = (
-        machine(software=replace(MEGATRON_GPT, gathers_per_layer=count)) for count in (4.0, 1.0)
+    ten_layers = 10 * weights(GPT_22B, work(plan)).on_rank(work(plan))[0]
+
+    by_matrix = with_code(machine(), replicas__gathers_per_layer=4.0)
+
+    by_matrix_s, by_layer_s = (
+        replica_waits_s(base, work(plan), ten_layers) for base in (by_matrix, machine())
     )
 
-    waits = [
-        replicas_s(found, work(plan), parameters, *NOTHING)[0] for found in (by_matrix, by_layer)
-    ]
-
-    one = ring_s(by_layer, np.zeros(1), group=np.array([64.0]), stride=np.ones(1), passes=1)[0]
-    assert waits[0] - waits[1] == pytest.approx(2 * 10 * 3 * one)
+    one = ring_s(machine(), np.zeros(1), group=np.array([64.0]), stride=np.ones(1), passes=1)
+    assert by_matrix_s - by_layer_s == pytest.approx(2 * 10 * 3 * one)
 
 
-def test_each_bucket_of_gradients_is_a_message() -> None:
+def test_replica_waits_have_a_message_for_each_bucket_of_gradients() -> None:
     """By hand: 13.1e6 values fill one, 25 MiB in 16 bits, unless a matrix is larger; bytes are the
     same.
     """
     plan = recipe(
         tensor_parallel=8, micro_batch_seqs=1, accumulation=8, sharding=Sharding.named("zero-1", 8)
     )
-    parameters = np.array([1e9])
-    found, whole = (
-        machine(software=replace(NANOTRON, message_elements=size)) for size in (25 * 2**19, np.inf)
-    )
+    bucketed = machine(code=NANOTRON)
+    whole = with_code(bucketed, replicas__message_elements=np.inf)
 
-    waits = [
-        replicas_s(a_machine, work(plan), parameters, *NOTHING)[0] for a_machine in (found, whole)
-    ]
+    waits = [replica_waits_s(base, work(plan), 1e9)[0] for base in (bucketed, whole)]
     free = [
-        replicas_s(without_latency(m), work(plan), parameters, *NOTHING)[0] for m in (found, whole)
+        replica_waits_s(without_latency(base), work(plan), 1e9)[0] for base in (bucketed, whole)
     ]
 
     matrix = GPT_22B.layers[-1].matmul_parameters / 8 / 4
-    one = ring_s(found, np.zeros(1), group=np.array([8.0]), stride=np.array([8.0]), passes=1)[0]
+    one = ring_s(bucketed, np.zeros(1), group=np.array([8.0]), stride=np.array([8.0]), passes=1)[0]
     assert waits[0] - waits[1] == pytest.approx((1e9 / max(25 * 2**19, matrix) - 1) * one)
     assert free[0] == free[1]
 
 
-def test_scattered_gradients_travel_beside_computation_only_where_the_code_lets_them() -> None:
+def test_replica_waits_of_scattered_gradients_are_hidden_only_where_the_code_lets_them() -> None:
     """nanotron hides all-reduces, and no reduce-scatters: half a second of a backward pass makes no
     difference.
     """
@@ -142,11 +148,10 @@ def test_scattered_gradients_travel_beside_computation_only_where_the_code_lets_
         )
         for name in ("none", "zero-1")
     ]
-    found, second = machine(software=NANOTRON), (np.full(1, 0.25), np.full(1, 0.5))
+    nanotron = machine(code=NANOTRON)
 
-    idle, busy = (
-        replicas_s(found, work(*plans), np.array([5e9]), *passes) for passes in (NOTHING, second)
-    )
+    idle = replica_waits_s(nanotron, work(*plans), 5e9)
+    busy = replica_waits_s(nanotron, work(*plans), 5e9, forward=0.25, backward=0.5)
 
     hidden = NANOTRON.gradient_overlap * 0.5
     assert idle - busy == pytest.approx([hidden, 0])
@@ -171,7 +176,7 @@ def test_scattered_gradients_travel_beside_computation_only_where_the_code_lets_
         (6, 4, 0.0, (2, 2, 1), (2, 2, 1), (2, 2, 0)),
     ],
 )
-def test_pipelines_are_cut_by_layers_or_by_their_cost_with_the_head(
+def test_split_layers_is_by_layers_by_cost_with_the_head_or_by_modules(
     layers: int,
     ranks: int,
     heads: float,
@@ -179,20 +184,25 @@ def test_pipelines_are_cut_by_layers_or_by_their_cost_with_the_head(
     even: tuple[int, int, int],
     modules: tuple[int, int, int],
 ) -> None:
-    cut = {split: split_layers(split, layers, ranks, heads) for split in get_args(Split)}
-    found = {split: ends(held, [0] * ranks)[::2] for split, held in cut.items()}
+    model = replace(GPT_22B, layers=layers)
+    found = {}
+    for split in get_args(LayerSplit):
+        ranks_of_split = by_kind(split_layers(split, layers, ranks, heads), model)
+        found[split] = tuple(count for (count,) in ends(ranks_of_split))
 
     assert found == {"even": even, "cost": balanced, "ends": modules}
-    chosen, model = (
-        recipe(
-            devices=16,
-            tensor_parallel=1,
-            pipeline_parallel=ranks,
-            schedule="1f1b" if ranks > 1 else "none",
-        ),
-        GPT_22B.with_keys(layers=layers),
-    )
-    splits: tuple[Split, ...] = ("even", "ends")  # a head's cost is the model's own
-    for split in splits:
-        told = Workload.of([chosen], replace(PROBLEM, model=model), split)
-        assert (told.layers_first[0], told.layers_middle[0], told.layers_last[0]) == found[split]
+
+
+@pytest.mark.parametrize(("split", "expected"), [("even", (7, 7, 7)), ("ends", (7, 8, 5))])
+def test_workload_splits_layers_as_the_code_unless_a_recipe_states_them_or_stages_are_virtual(
+    split: LayerSplit, expected: tuple[int, int, int]
+) -> None:
+    shape = {"devices": 16, "tensor_parallel": 1, "pipeline_parallel": 4, "accumulation": 8}
+    plain = recipe(**shape, schedule="1f1b")
+    stated = replace(plain, layers_per_stage=(6, 9, 9, 4))
+    looped = recipe(**shape, schedule="interleaved-1f1b", virtual_stages=7)
+
+    layers = Workload.of([plain, stated, looped], problem_with(layers=28), split).layers
+
+    found = zip(layers.first[0], layers.middle[0], layers.last[0], strict=True)
+    assert list(found) == [expected, (6, 9, 4), (7, 7, 7)]

@@ -9,9 +9,9 @@ import pytest
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.schedules import _ComputationType as Kind
 
+from frontrunner.evaluators.analytic.bubbles import dual, interleaved, share_left, v_shaped
 from frontrunner.evaluators.analytic.memory import micro_batches_held
 from frontrunner.evaluators.analytic.schedules import order_of
-from frontrunner.evaluators.analytic.step import dual, interleaved, share_left, v_shaped
 from frontrunner.spaces.recipe import Recipe
 from support.analytic import recipe, work
 
@@ -132,14 +132,14 @@ def test_bubbles_are_those_of_torch_orders(ranks, times):
 
 
 @pytest.mark.parametrize("times", TIMES)
-def test_few_micro_batches_leave_a_v_shaped_pipeline_waiting(times):
+def test_bubble_of_a_v_shaped_pipeline_grows_with_few_micro_batches(times):
     for micro_batches in (4, 5, 6, 7):
         found = v_shaped(np.array([4.0]), np.array([float(micro_batches)]), **in_columns(times))
         simulated = simulated_bubble_s("ScheduleZBVZeroBubble", 4, 2, micro_batches, times)
         assert found[0] == pytest.approx(simulated, rel=0.25)
 
 
-def test_the_share_left_is_chosen_by_schedule_and_is_all_of_it_without_a_pipeline():
+def test_share_left_is_chosen_by_schedule_and_is_all_of_it_without_a_pipeline():
     columns = in_columns((10, 13, 9))
     p, m = np.array([4.0, 4.0, 4.0, 1.0]), np.full(4, 16.0)
     left = share_left(
@@ -170,7 +170,7 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_each_rank_runs_its_passes_in_the_order_of_torch(schedule):
+def test_order_of_each_rank_is_that_of_torch(schedule):
     name, chunks, takes = SCHEDULES[schedule]
     cases = [
         (p, m) for p in (2, 3, 4, 6) for m in (p, p + 1, 2 * p - 1, 2 * p, 5 * p) if takes(p, m)
@@ -203,7 +203,7 @@ def test_each_rank_runs_its_passes_in_the_order_of_torch(schedule):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_each_rank_holds_the_micro_batches_that_its_order_leaves_open(schedule):
+def test_micro_batches_held_are_those_that_a_rank_s_order_leaves_open(schedule):
     """Until the gradients of the weights are there; of a rank's chunks each counts as its part of a
     micro-batch.
     """

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frontrunner.evaluators.analytic.bubbles import bubble_s
 from frontrunner.evaluators.analytic.codes import MEGATRON, MEGATRON_GPT
 from frontrunner.evaluators.analytic.communication import (
     pipeline_transfer_s,
     point_to_point_s,
-    replicas_s,
     ring_s,
 )
-from frontrunner.evaluators.analytic.compute import head, linear
-from frontrunner.evaluators.analytic.step import bubble_s, step_time
-from frontrunner.evaluators.analytic.workload import Workload
+from frontrunner.evaluators.analytic.operations import Product
+from frontrunner.evaluators.analytic.pricing import head_s, linear
+from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.spaces.sharding import Sharding
 from support.analytic import (
     A100,
@@ -28,10 +28,17 @@ from support.analytic import (
     machine,
     makespan,
     one_f_one_b,
+    problem_with,
     recipe,
+    replica_waits_s,
+    with_code,
     without_latency,
     work,
 )
+
+HOSTLESS = machine(code=MEGATRON_GPT.changed(host_layer_s=0.0, host_collective_s=0.0))
+"""A machine whose host starts everything at once."""
+FUSED = problem_with(attention="flash")
 
 
 @settings(max_examples=60, deadline=None)
@@ -41,7 +48,7 @@ from support.analytic import (
     times=st.lists(st.floats(0.5, 2.0), min_size=12, max_size=12),
     heavy=st.sampled_from(["first", "last", "none"]),
 )
-def test_a_pipeline_takes_as_long_as_its_clock_says(
+def test_bubble_is_what_a_clock_of_the_schedule_says(
     ranks: int, rounds: int, times: list[float], heavy: str
 ) -> None:
     """Exact where ranks are equal and where the last, with the head, has more to do; else at most
@@ -75,7 +82,7 @@ def test_a_pipeline_takes_as_long_as_its_clock_says(
         )
 
 
-def test_the_bubble_shrinks_with_virtual_stages_and_split_backward_passes() -> None:
+def test_bubble_shrinks_with_virtual_stages_and_split_backward_passes() -> None:
     base = {"pipeline_parallel": 4, "tensor_parallel": 8, "accumulation": 32, "micro_batch_seqs": 1}
     plain, looped, split = (
         recipe(**base, schedule=schedule, virtual_stages=stages)
@@ -91,7 +98,7 @@ def test_the_bubble_shrinks_with_virtual_stages_and_split_backward_passes() -> N
     assert bubbles[0] / 6 < bubbles[2] < bubbles[0] / 4
 
 
-def test_parts_add_up_and_one_recipe_is_as_many() -> None:
+def test_step_time_parts_add_up_and_a_recipe_alone_takes_as_long() -> None:
     recipes = [
         recipe(),
         recipe(
@@ -121,7 +128,7 @@ def test_parts_add_up_and_one_recipe_is_as_many() -> None:
         )
 
 
-def test_an_all_reduce_over_a_node_and_over_nodes() -> None:
+def test_ring_of_an_all_reduce_uses_the_slowest_link() -> None:
     """By hand: 2 (g - 1) / g of the message over the slowest link; 8 rings of a node share 8 ports
     of 25 GB/s.
     """
@@ -144,7 +151,7 @@ def test_an_all_reduce_over_a_node_and_over_nodes() -> None:
     assert ring_s(found, size, group=np.ones(1), stride=np.ones(1), passes=2)[0] == 0
 
 
-def test_a_pair_uses_its_own_link() -> None:
+def test_ring_of_a_pair_uses_its_own_link() -> None:
     paired = replace(A100, links=replace(A100.links, pair_gb_per_s=600))
 
     times = [
@@ -161,7 +168,7 @@ def test_a_pair_uses_its_own_link() -> None:
     assert times[1] == pytest.approx(2 * times[0], rel=0.05)
 
 
-def test_a_group_in_a_mesh_uses_the_links_between_its_ranks() -> None:
+def test_ring_in_a_mesh_uses_the_links_between_its_ranks() -> None:
     """Seven links of 64 GB/s to seven neighbors: one for two ranks, three for four, all for
     eight.
     """
@@ -178,7 +185,7 @@ def test_a_group_in_a_mesh_uses_the_links_between_its_ranks() -> None:
     assert point_to_point_s(mesh, size, np.ones(1))[0] == pytest.approx(1e9 / one, rel=0.01)
 
 
-def test_sending_between_nodes_shares_the_ports() -> None:
+def test_point_to_point_between_nodes_shares_the_ports() -> None:
     found = machine()
     near, far = (
         point_to_point_s(found, np.array([1e9]), np.array([stride]))[0] for stride in (4.0, 8.0)
@@ -197,7 +204,7 @@ def test_sending_between_nodes_shares_the_ports() -> None:
         ("zero-3", 8, 4, 0, 0),
     ],
 )
-def test_what_travels_under_each_sharding(
+def test_replica_waits_are_the_messages_of_each_sharding(
     name: str, gathers: int, scatters: int, reduces: int, published: int
 ) -> None:
     """In messages of all parameters over 8 replicas of a node, for 4 micro-batches and nothing to
@@ -213,15 +220,13 @@ def test_what_travels_under_each_sharding(
         accumulation=4,
         sharding=Sharding.named(name, 8),
     )
-    parameters, nothing = np.array([1e10]), np.zeros(1)
-
-    told = replicas_s(found, work(plan), parameters, nothing, nothing)[0]
+    told = replica_waits_s(found, work(plan), 1e10)[0]
 
     one = 7 / 8 * 2e10 / (300e9 * found.efficiencies.node_links)
     assert told == pytest.approx((gathers + scatters + reduces + published) * one, rel=0.01)
 
 
-def test_three_levels_keep_most_traffic_off_the_network() -> None:
+def test_data_parallel_time_of_three_levels_keeps_off_the_network() -> None:
     """Parameters over pairs and gradients over nodes: ZeRO-3 over 64 devices waits longer (arXiv
     2501.04266).
     """
@@ -256,8 +261,8 @@ def test_eager_norms_move_their_bytes_on_every_rank_that_does_not_share_the_sequ
     layers.
     """
     plan = recipe(sequence_parallel=sequence_parallel)
-    found = machine(software=replace(MEGATRON_GPT, host_layer_s=0.0, host_collective_s=0.0))
-    eager = replace(found, software=replace(found.software, norm="eager"))
+    found = HOSTLESS
+    eager = with_code(found, kernels__norm="eager")
 
     fused_s, eager_s = (step_time(m, work(plan)).compute[0] for m in (found, eager))
 
@@ -268,12 +273,12 @@ def test_eager_norms_move_their_bytes_on_every_rank_that_does_not_share_the_sequ
     assert eager_s - fused_s == pytest.approx(moved / found.memory_bytes_per_s, rel=1e-6)
 
 
-def test_an_unfused_softmax_in_fp32_is_paid_again_under_recompute() -> None:
+def test_eager_softmax_is_paid_again_under_recompute() -> None:
     """By hand: 33 bytes a score forward in place of 8, with all 48 layers' forward pass run
     again.
     """
-    found = machine(software=replace(MEGATRON_GPT, host_layer_s=0.0, host_collective_s=0.0))
-    eager = replace(found, software=replace(found.software, softmax="eager"))
+    found = HOSTLESS
+    eager = with_code(found, kernels__softmax="eager")
 
     fused_s, eager_s = (
         step_time(m, work(recipe(recompute="full"))).recompute[0] for m in (found, eager)
@@ -285,46 +290,52 @@ def test_an_unfused_softmax_in_fp32_is_paid_again_under_recompute() -> None:
     )
 
 
-def test_a_gate_reduces_its_input_s_gradient_twice_unless_it_was_gathered_once() -> None:
-    once = machine(software=MEGATRON_GPT)
-    twice = replace(once, software=replace(once.software, reduces_gate_twice=True))
+@pytest.mark.parametrize(
+    ("activation", "sequence_parallel", "times"),
+    [("swiglu", False, 5 / 4), ("gelu", False, 1), ("swiglu", True, 1), ("gelu", True, 1)],
+)
+def test_tensor_parallel_time_has_a_second_reduction_of_a_gate_s_input_gradient(
+    activation: str, sequence_parallel: bool, times: float
+) -> None:
+    """Two products of a gate each reduce it, unless sequence parallelism gathered their input
+    once.
+    """
+    once = machine()
+    twice = with_code(once, products__reduces_gate_twice=True)
+    plan = recipe(sequence_parallel=sequence_parallel)
+    rows = work(plan, problem=problem_with(activation=activation))
 
-    ratios = [
-        step_time(twice, asked).tensor_parallel[0] / step_time(once, asked).tensor_parallel[0]
-        for plan in (recipe(), recipe(sequence_parallel=True))
-        for asked in (work(plan, ffn_matrices=np.array([matrices])) for matrices in (3.0, 2.0))
-    ]
-    assert ratios == [pytest.approx(5 / 4), 1, 1, 1]
+    told, reference = (step_time(of, rows).tensor_parallel[0] for of in (twice, once))
+
+    assert told == pytest.approx(times * reference)
 
 
 @pytest.mark.parametrize(("micro_batch", "is_fused"), [(1, False), (2, True), (3, False)])
-def test_megatron_s_fused_softmax_runs_on_multiples_of_four_of_a_rank_s_heads(
+def test_fused_softmax_of_megatron_runs_on_multiples_of_four_heads_of_a_rank(
     micro_batch: int, is_fused: bool
 ) -> None:
     """Of 64 heads 32 ranks have 2 each: otherwise an eager one moves 33 and 41 bytes per score in
     place of 8 and 14.
     """
-    found = machine(software=replace(MEGATRON, host_layer_s=0.0, host_collective_s=0.0))
-    any_count = replace(found, software=replace(found.software, softmax_multiple=1))
-    plan = work(recipe(tensor_parallel=32, micro_batch_seqs=micro_batch), heads=np.array([64.0]))
+    found = machine(code=MEGATRON.changed(host_layer_s=0.0, host_collective_s=0.0))
+    any_count = with_code(found, kernels__fused_softmax_heads=1)
+    plan = recipe(tensor_parallel=32, micro_batch_seqs=micro_batch)
 
-    apart = step_time(found, plan).compute[0] - step_time(any_count, plan).compute[0]
+    eager_s, fused_s = (step_time(of, work(plan)).compute[0] for of in (found, any_count))
+    one_kernel_s = step_time(found, work(plan, problem=FUSED)).compute[0]
 
-    scores = micro_batch * 2 * 2048 * 2048 * 48 * plan.accumulation[0]
+    scores = micro_batch * 2 * 2048 * 2048 * 48 * plan.accumulation
     moved = scores * (33 + 41 - 8 - 14) * found.efficiencies.scores / found.memory_bytes_per_s
-    assert apart == pytest.approx(0 if is_fused else moved, rel=1e-6, abs=1e-9)
-    assert (
-        step_time(found, replace(plan, fused_attention=np.array([True]))).compute[0]
-        < step_time(found, plan).compute[0]
-    )
+    assert eager_s - fused_s == pytest.approx(0 if is_fused else moved, rel=1e-6, abs=1e-9)
+    assert one_kernel_s < eager_s
 
 
-def test_an_earlier_flash_attention_is_slower_by_its_papers_figures() -> None:
-    found = machine(software=replace(MEGATRON_GPT, host_layer_s=0.0, host_collective_s=0.0))
-    first = replace(found, software=replace(found.software, flash=1))
+def test_flash_attention_1_is_slower_by_its_papers_figures() -> None:
+    found = HOSTLESS
+    first = with_code(found, kernels__flash=1)
 
     second_s, first_s = (
-        step_time(m, work(recipe(), fused_attention=True)).compute[0] for m in (found, first)
+        step_time(m, work(recipe(), problem=FUSED)).compute[0] for m in (found, first)
     )
 
     flops = 4 * 4 * 2048 * 2048 * 6144 / 8 / 2 * 48 * 2
@@ -337,10 +348,9 @@ def test_an_earlier_flash_attention_is_slower_by_its_papers_figures() -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "zero-1"])
-def test_gradients_that_are_reduced_whole_in_fp32_cost_two_wide_passes(name: str) -> None:
-    found = without_latency(
-        machine(software=replace(MEGATRON_GPT, reduces_wide=True, reduces_whole=True))
-    )
+def test_gradients_reduced_whole_in_fp32_cost_two_wide_passes(name: str) -> None:
+    whole = {"gradients__reduced_wide": True, "gradients__reduced_whole": True}
+    found = without_latency(with_code(machine(), **whole))
     plan = recipe(
         devices=8,
         tensor_parallel=1,
@@ -349,14 +359,14 @@ def test_gradients_that_are_reduced_whole_in_fp32_cost_two_wide_passes(name: str
         sharding=Sharding.named(name, 8),
     )
 
-    told = replicas_s(found, work(plan), np.array([1e10]), np.zeros(1), np.zeros(1))[0]
+    told = replica_waits_s(found, work(plan), 1e10)[0]
 
     one = 7 / 8 * 2e10 / (300e9 * found.efficiencies.node_links)
     published = 1 if name == "zero-1" else 0
     assert told == pytest.approx((4 + published) * one, rel=0.01)
 
 
-def test_ranks_that_synchronize_per_message_wait_between_nodes_alone() -> None:
+def test_exchange_wait_is_between_nodes_alone() -> None:
     plans = work(
         recipe(
             tensor_parallel=2,
@@ -374,9 +384,7 @@ def test_ranks_that_synchronize_per_message_wait_between_nodes_alone() -> None:
         ),
         recipe(tensor_parallel=8, micro_batch_seqs=1, accumulation=8),
     )
-    found, waiting = (
-        machine(software=replace(MEGATRON_GPT, exchange_s=seconds)) for seconds in (0.0, 0.5)
-    )
+    found, waiting = (with_code(machine(), exchange_s=seconds) for seconds in (0.0, 0.5))
 
     waits = pipeline_transfer_s(waiting, plans) - pipeline_transfer_s(found, plans)
 
@@ -395,39 +403,36 @@ def test_transfers_in_turn_take_twice_as_long_but_fill_the_pipeline_as_fast() ->
     )
 
     at_once, in_turn = (
-        step_time(machine(software=replace(MEGATRON_GPT, sends_in_turn=each)), plan)
-        for each in (False, True)
+        step_time(with_code(machine(), pipeline__sends_in_turn=in_turn), plan)
+        for in_turn in (False, True)
     )
 
     assert in_turn.pipeline_transfer == pytest.approx(2 * at_once.pipeline_transfer)
     assert in_turn.bubble == at_once.bubble
 
 
-def test_a_further_token_costs_a_layer_a_projection_and_a_head() -> None:
-    deeper, further = (
-        replace(PROBLEM, model=GPT_22B.with_keys(**change))
-        for change in ({"layers": 49}, {"mtp_layers": 1})
-    )
+def test_further_predicted_token_costs_a_layer_a_projection_and_a_head() -> None:
     plan = recipe(tensor_parallel=1, devices=1, accumulation=1, micro_batch_seqs=1)
-    one, other = (Workload.of([plan], problem) for problem in (deeper, further))
+    deeper, further = (
+        work(plan, problem=problem_with(**change)) for change in ({"layers": 49}, {"mtp_layers": 1})
+    )
 
-    told = step_time(machine(), other).compute - step_time(machine(), one).compute
+    more_s = step_time(machine(), further).compute - step_time(machine(), deeper).compute
 
-    size = one.bytes_per_value
-    joined = linear(machine(), one.tokens, 2 * one.hidden, one.hidden, size).total
-    assert told == pytest.approx(head(machine(), one).total + joined)
+    hidden = GPT_22B.hidden
+    projection = Product(rows=deeper.tokens, inputs=2 * hidden, outputs=(hidden,))
+    projection_s = linear(machine(), projection, deeper.bytes_per_value).total
+    assert more_s == pytest.approx(head_s(machine(), deeper).total + projection_s)
 
 
-def test_transformer_engine_sends_less_between_tensor_ranks_in_8_bits_alone() -> None:
+def test_tensor_parallel_time_under_transformer_engine_is_less_in_8_bits_alone() -> None:
     """Of a gather and a reduce-scatter of the same bytes, the gather is half: 3/4 are left."""
     plan = recipe(sequence_parallel=True)
     rows = work(plan, replace(plan, fp8="tensorwise"))
-    quick = replace(MEGATRON, host_collective_s=0.0)
-    codes = (quick, replace(quick, transformer_engine=False, gathers_in_8_bits=False))
+    engine = without_latency(machine(code=MEGATRON.changed(host_collective_s=0.0)))
+    torchao = with_code(engine, products__transformer_engine=False)
 
-    engine, without = (
-        step_time(without_latency(machine(software=code)), rows).tensor_parallel for code in codes
-    )
+    of_engine, of_torchao = (step_time(of, rows).tensor_parallel for of in (engine, torchao))
 
-    assert engine[0] == pytest.approx(without[0])
-    assert engine[1] == pytest.approx(0.75 * without[1])
+    assert of_engine[0] == pytest.approx(of_torchao[0])
+    assert of_engine[1] == pytest.approx(0.75 * of_torchao[1])

@@ -62,7 +62,7 @@ def vtrain(tmp_path_factory: pytest.TempPathFactory) -> Table:
     return read(path)
 
 
-def test_the_shipped_table_is_predicted_within_its_measured_error_and_without_bias(
+def test_predictions_of_the_shipped_table_have_its_measured_error_and_no_bias(
     vtrain: Table,
 ) -> None:
     """Measured: a mean error of 7.5 %, and 8.8, 7.9 and 5.8 % by model; estimates 0.1 % too short
@@ -85,7 +85,7 @@ def test_the_shipped_table_is_predicted_within_its_measured_error_and_without_bi
     assert 0.9 <= judged(vtrain, found)["inside"] <= 0.98
 
 
-def test_the_shipped_table_s_recipes_are_ordered_as_they_were_measured(vtrain: Table) -> None:
+def test_predictions_of_the_shipped_table_order_recipes_as_measured(vtrain: Table) -> None:
     """Measured: 0.97, 0.68 and 0.88 by model; without the pipeline's bubble 0.89, -0.05, 0.03."""
     problems = judged(vtrain, predicted(vtrain, {}))["problems"]
 
@@ -97,7 +97,7 @@ def test_the_shipped_table_s_recipes_are_ordered_as_they_were_measured(vtrain: T
 
 
 @pytest.mark.skipif(not TABLES.is_dir(), reason="no tables of measurements beside this checkout")
-def test_published_measurements_are_predicted_within_the_stated_error() -> None:
+def test_predictions_of_published_measurements_are_within_the_stated_error() -> None:
     """Bounds a little above what docs/measurements.md states, so that a change for the worse
     shows.
     """
@@ -123,7 +123,7 @@ def test_published_measurements_are_predicted_within_the_stated_error() -> None:
     assert oom["fp"] == 0
 
 
-def test_the_frontier_studies_stand_beside_what_the_formulas_tell(tmp_path: Path) -> None:
+def test_frontier_predictions_stand_beside_the_published_figures(tmp_path: Path) -> None:
     """What is met is held; what misses is docs/measurements.md's to say."""
     out = tmp_path / "out.json"
 

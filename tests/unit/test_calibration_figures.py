@@ -154,7 +154,7 @@ def test_estimates_of_the_measured_cluster_are_what_was_measured(found: Calibrat
             )
             assert told[0] == pytest.approx(ring_row("all-reduce", level, size)["time_s"], rel=0.05)
     assert machine.memory_bytes_per_s == pytest.approx(1.5e12)
-    assert machine.software.host_layer_s == pytest.approx(3e-4)
+    assert machine.code.host_layer_s == pytest.approx(3e-4)
     assert MATMUL_FLOPS["bf16"] > machine.matmul_flops
 
 

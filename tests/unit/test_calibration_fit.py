@@ -77,7 +77,7 @@ def table(
     if constants is not None:
         for places, part in read(path).parts:
             machine = Machine.of(
-                replace(A100, nodes=1, efficiencies=constants), part.precision, part.software
+                replace(A100, nodes=1, efficiencies=constants), part.precision, part.code
             )
             for place, seconds in zip(places, step_time(machine, part.work).total, strict=True):
                 rows[place]["step_time_s"] = repr(float(seconds))

@@ -14,9 +14,9 @@ from frontrunner.config.campaign import named_cluster, read_campaign_file, read_
 from frontrunner.evaluators.analytic.codes import FRONTRUNNER
 from frontrunner.evaluators.analytic.estimates import plan
 from frontrunner.evaluators.analytic.machine import (
+    CODE_CONSTANTS,
     EFFICIENCY_NAMES,
     FITTED,
-    SOFTWARE_CONSTANTS,
     Machine,
     check_efficiencies,
 )
@@ -190,7 +190,7 @@ def test_what_the_cluster_states_goes_before_what_ships() -> None:
 
     assert stated.matmul_flops == pytest.approx(200e12 * 0.9)
     assert stated.memory_bytes_per_s == pytest.approx(2039e9)
-    assert (stated.software.host_layer_s, shipped.software.host_layer_s) == (
+    assert (stated.code.host_layer_s, shipped.code.host_layer_s) == (
         1e-4,
         FRONTRUNNER.host_layer_s,
     )
@@ -201,8 +201,8 @@ def test_what_the_cluster_states_goes_before_what_ships() -> None:
 
 
 def test_every_constant_of_software_and_hardware_may_be_stated() -> None:
-    assert set(SOFTWARE_CONSTANTS) <= set(vars(FRONTRUNNER))
-    assert set(EFFICIENCY_NAMES) == {*vars(FITTED), *SOFTWARE_CONSTANTS}
+    assert set(CODE_CONSTANTS) <= set(vars(FRONTRUNNER))
+    assert set(EFFICIENCY_NAMES) == {*vars(FITTED), *CODE_CONSTANTS}
     check_efficiencies(vars(FITTED) | {"rank_imbalance": 1.0})
 
 

@@ -13,25 +13,43 @@ import pytest
 
 from frontrunner.evaluators.analytic.accuracy_bounds import log_bounds
 from frontrunner.evaluators.analytic.advice import layouts
+from frontrunner.evaluators.analytic.arrays import Rows
 from frontrunner.evaluators.analytic.codes import FRONTRUNNER
-from frontrunner.evaluators.analytic.communication import dispatch_s
-from frontrunner.evaluators.analytic.compute import _router, layer
 from frontrunner.evaluators.analytic.estimates import plan
+from frontrunner.evaluators.analytic.kernels import Pass
 from frontrunner.evaluators.analytic.machine import Machine
-from frontrunner.evaluators.analytic.memory import memory_of_ranks
-from frontrunner.evaluators.analytic.step import step_time
+from frontrunner.evaluators.analytic.memory import layer_memory, memory_of_ranks
+from frontrunner.evaluators.analytic.operations import (
+    Elementwise,
+    MemoryPass,
+    Product,
+)
+from frontrunner.evaluators.analytic.parts import layer as layer_part
+from frontrunner.evaluators.analytic.parts import mixture
+from frontrunner.evaluators.analytic.parts.setting import Setting
+from frontrunner.evaluators.analytic.pricing import memory_passes_s, products_s
+from frontrunner.evaluators.analytic.step import LayerTime, layer_time, step_time
+from frontrunner.evaluators.analytic.training_code import TrainingCode
+from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.runs.measure import measured_steps
 from frontrunner.results.outcome import Telemetry
 from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.legality import why_illegal
-from frontrunner.spaces.model.feed_forward import MixtureOfExperts
-from frontrunner.spaces.model.model import KEYS, Model
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.model.positions import RotaryScaling
 from frontrunner.spaces.sharding import Sharding
 from frontrunner.views.columns import expert_balance
 from support import legality
-from support.analytic import A100, PROBLEM, recipe, without_latency, work
+from support.analytic import (
+    A100,
+    PROBLEM,
+    recipe,
+    with_code,
+    without_latency,
+    without_losses,
+    work,
+)
 
 MIXTRAL = Model.from_keys(
     name="m", layers=32, hidden=4096, heads=32, kv_heads=8, ffn_hidden=14336, vocabulary=32000,
@@ -57,14 +75,14 @@ DEEPSEEK_V2_LITE = DEEPSEEK_V2.with_keys(
     experts=64,
     dense_ffn_hidden=10944, router_groups=1, router_groups_kept=1,
 )  # fmt: skip
-WITHOUT_EXPERTS = {
-    name: one.default
-    for name, one in KEYS.items()
-    if one.part is MixtureOfExperts or name.startswith("dense_")
-}
-KINDS = ("layers", "dense")
 ZERO_1, ZERO_3 = Sharding(optimizer=64), Sharding(parameters=64, gradients=64, optimizer=64)
 OURS = without_latency(Machine.of(A100, "bf16", FRONTRUNNER))
+
+
+ON_A_NODE = {"devices": 8, "tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1}
+"""Tokens of 8 sequences on each of 8 ranks of a node."""
+SHORT = {"devices": 8, "tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 8}
+"""A sequence at a time on each of them."""
 
 
 def of_experts(**changes: Any) -> Any:
@@ -72,6 +90,26 @@ def of_experts(**changes: Any) -> Any:
     routing = "uniform" if changes.get("experts", 1) else "learned"
     model = MIXTRAL.with_keys(**{"routing": routing} | changes)
     return replace(PROBLEM, model=model, precision="bf16")
+
+
+def computed(time: LayerTime) -> Rows:
+    """Return the seconds of both passes without waits."""
+    return time.forward + time.backward
+
+
+def last_layer(base: Machine, rows: Workload) -> LayerTime:
+    """Return the seconds of a layer of the model's last kind, that with experts."""
+    return layer_time(base, rows, rows.model.kinds[-1][1])
+
+
+def bytes_per_token(code: TrainingCode, rows: Workload, of: Pass) -> float:
+    """Return the bytes that a layer's kernels outside products move, or keep, for each token."""
+    total = 0.0
+    for operation in layer_part.operations(rows.model, Setting(work=rows, code=code)):
+        if isinstance(operation, Elementwise):
+            _, eager = code.kernels.bytes_of(operation.kernel)
+            total += float(operation.values[0] * getattr(eager, of))
+    return total / float(rows.tokens[0])
 
 
 def test_parameters_and_flops_are_those_of_the_released_model() -> None:
@@ -376,7 +414,7 @@ def test_a_dense_model_has_no_experts_to_share() -> None:
     ],
 )
 @pytest.mark.parametrize("sharding", [Sharding(), ZERO_1, ZERO_3])
-def test_ranks_hold_all_parameters_as_often_as_there_are_replicas(
+def test_weights_are_on_ranks_as_often_as_there_are_replicas(
     degrees: dict[str, int], sharding: Sharding
 ) -> None:
     copies = 64 // degrees.get("tensor_parallel", 1)
@@ -387,55 +425,52 @@ def test_ranks_hold_all_parameters_as_often_as_there_are_replicas(
         "micro_batch_seqs": 1,
     } | degrees
     of = work(recipe(**chosen, sharding=spread), problem=of_experts())
+    (weights,) = layer_part.weights_of_kinds(of)
     for degree in (spread.parameters, spread.optimizer):
-        held = float(of.layer_share_over(np.array([float(degree)]))[0]) / degree * 64
+        held = float(weights.sharded(of, np.array([float(degree)]))[0]) / degree * 64
         experts = 3 * 4096 * 14336 * 8
         others = MIXTRAL.layers[-1].matmul_parameters - experts
         # The copies of what is no expert's, and of the experts, that are left.
-        rest, own = (1, 1) if degree > 1 else (copies, 64 // of.expert_ranks.item())
-        router = (
-            4096 * 8 * (1 - 1 / degrees.get("tensor_parallel", 1))
-        )  # counted as if it were shared
+        rest, own = (1, 1) if degree > 1 else (copies, 64 // of.degrees.expert_ranks.item())
+        # The router's rows are counted as if tensor-parallel ranks shared them.
+        router = 4096 * 8 * (1 - 1 / degrees.get("tensor_parallel", 1))
         assert held == pytest.approx(others * rest + experts * own, rel=1e-3 + router / others)
 
 
-def test_experts_compute_what_their_tokens_need() -> None:
+def test_layer_time_of_experts_is_what_their_tokens_need() -> None:
     """With many tokens and fast memory, a layer of experts takes the time of a dense one of equal
     FLOPs.
     """
     fast = replace(
         OURS, memory_bytes_per_s=1e18, efficiencies=replace(OURS.efficiencies, kernel_s=0.0)
     )
-    shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8}
     degrees = ((1, 1), (8, 1), (1, 8), (2, 4))
-    chosen = (recipe(**shape, expert_parallel=e, expert_tensor_parallel=t) for e, t in degrees)
-    mixed = work(*chosen, problem=of_experts())
+    chosen = (
+        recipe(**ON_A_NODE, expert_parallel=ranks, expert_tensor_parallel=ways)
+        for ranks, ways in degrees
+    )
     dense = of_experts(experts=0, experts_per_token=0, ffn_hidden=2 * 14336)
-    times, expected = (
-        layer(fast, mixed).total,
-        layer(fast, work(recipe(**shape), problem=dense)).total,
+
+    mixed_s = computed(last_layer(fast, work(*chosen, problem=of_experts())))
+    dense_s = computed(last_layer(fast, work(recipe(**ON_A_NODE), problem=dense)))
+
+    assert mixed_s == pytest.approx(np.full(4, dense_s[0]), rel=0.02)
+
+
+def test_expert_parallel_time_is_that_of_tokens_to_their_experts_and_back_in_both_passes() -> None:
+    shape = SHORT | {"accumulation": 1}
+    plans = (
+        recipe(**shape, expert_parallel=8),
+        recipe(**shape, expert_parallel=8, recompute="full"),
+        recipe(**shape),
+        recipe(**shape, expert_tensor_parallel=8),
     )
-    assert times == pytest.approx(np.full(4, expected[0]), rel=0.02)
 
+    times = last_layer(OURS, work(*plans, problem=of_experts())).expert_parallel
 
-def test_tokens_travel_to_their_experts_and_back_in_both_passes() -> None:
-    shape = {
-        "tensor_parallel": 1,
-        "micro_batch_seqs": 1,
-        "accumulation": 1,
-        "devices": 8,
-        "expert_parallel": 8,
-    }
-    plain, again = recipe(**shape), recipe(**shape, recompute="full")
     sent = 2048 * 2 * 4096 * 2 * 7 / 8
-    found = dispatch_s(OURS, work(plain, again, problem=of_experts()))
-    assert found == pytest.approx(np.array([4, 6]) * sent / OURS.node_bytes_per_s)
-    assert dispatch_s(OURS, work(replace(plain, expert_parallel=1), problem=of_experts())) == 0
-    split = replace(plain, expert_parallel=1, expert_tensor_parallel=8)
-    gathered = dispatch_s(OURS, work(split, problem=of_experts()))
-    assert gathered == pytest.approx(4 * 8 * sent / OURS.node_bytes_per_s), (
-        "each rank gets the tokens of all eight"
-    )
+    # Each rank that shares the matrices of all experts gets the tokens of all eight.
+    assert times == pytest.approx(np.array([4, 6, 0, 4 * 8]) * sent / OURS.node_bytes_per_s)
 
 
 @pytest.mark.parametrize(
@@ -468,241 +503,225 @@ def test_selective_recompute_keeps_what_experts_are_sent(
     assert kept == pytest.approx(32 * 2048 * 2 * (attention + 2 * rows))
 
 
-def test_tokens_cross_nodes_where_ranks_of_other_stages_fill_them() -> None:
+def test_expert_parallel_time_is_across_nodes_where_ranks_of_other_stages_fill_them() -> None:
     """By hand: of a stage's eight ranks a node has one, and its eight devices send 7 / 8 through
     its ports.
     """
-    shape = {
-        "tensor_parallel": 1,
-        "pipeline_parallel": 8,
-        "schedule": "1f1b",
-        "micro_batch_seqs": 1,
-        "accumulation": 8,
-    }
+    shape = SHORT | {"pipeline_parallel": 8, "schedule": "1f1b", "devices": 64}
     near, far = (
         recipe(**shape, expert_parallel=8, rank_order=order) for order in ("tp-dp-pp", "tp-pp-dp")
     )
-    found = dispatch_s(OURS, work(near, far, problem=of_experts()))
+    times = last_layer(OURS, work(near, far, problem=of_experts())).expert_parallel
+
     sent = 4 * 2048 * 2 * 4096 * 2 * 7 / 8
     speeds = [OURS.node_bytes_per_s, OURS.network_bytes_per_s_per_node / 8]
-    assert found == pytest.approx(sent / np.array(speeds))
+    assert times == pytest.approx(sent / np.array(speeds))
 
 
-def test_tokens_that_are_sent_once_cross_to_each_node_at_most_one_time() -> None:
-    shape = {
-        "tensor_parallel": 1,
-        "micro_batch_seqs": 1,
-        "accumulation": 1,
-        "devices": 16,
-        "expert_parallel": 16,
-    }
-    rows = work(recipe(**shape), problem=of_experts(experts=16, experts_per_token=4))
-    times = {}
-    for code in (FRONTRUNNER, replace(FRONTRUNNER, dispatches_once=True)):
-        slow = replace(OURS, software=code, network_bytes_per_s_per_node=1e9)
-        times[code.dispatches_once] = dispatch_s(slow, rows)[0]
-    # Of 16 experts the other node has 8: all four of a token's are at home in 70 of 1820 cases.
-    assert times[True] / times[False] == pytest.approx((1 - 70 / 1820) / (4 * 8 / 16))
-
-
-def test_tokens_reach_only_the_nodes_of_the_groups_that_the_router_keeps() -> None:
-    shape = {
-        "tensor_parallel": 1,
-        "micro_batch_seqs": 1,
-        "accumulation": 1,
-        "devices": 64,
-        "expert_parallel": 64,
-    }
-    slow = replace(
-        OURS, software=replace(FRONTRUNNER, dispatches_once=True), network_bytes_per_s_per_node=1e9
+def test_expert_parallel_time_of_tokens_sent_once_is_of_each_node_that_they_reach() -> None:
+    shape = SHORT | {"accumulation": 1, "devices": 16}
+    rows = work(
+        recipe(**shape, expert_parallel=16), problem=of_experts(experts=16, experts_per_token=4)
     )
+    slow = replace(OURS, network_bytes_per_s_per_node=1e9)
+    once = with_code(slow, experts__dispatches_once=True)
+
+    times = [last_layer(base, rows).expert_parallel[0] for base in (once, slow)]
+
+    # Of 16 experts the other node has 8: all four of a token's are at home in 70 of 1820 cases.
+    assert times[0] / times[1] == pytest.approx((1 - 70 / 1820) / (4 * 8 / 16))
+
+
+def test_expert_parallel_time_is_of_nodes_of_the_groups_that_the_router_keeps() -> None:
+    plan = recipe(**SHORT | {"accumulation": 1, "devices": 64}, expert_parallel=64)
+    slow = replace(OURS, network_bytes_per_s_per_node=1e9)
+    once = with_code(slow, experts__dispatches_once=True)
     groups = {"router_groups": 8, "router_groups_kept": 4}
-    anywhere, near = (
-        dispatch_s(
-            slow, work(recipe(**shape), problem=of_experts(experts=256, experts_per_token=8, **of))
-        )[0]
+    anywhere_s, near_s = (
+        last_layer(
+            once, work(plan, problem=of_experts(experts=256, experts_per_token=8, **of))
+        ).expert_parallel[0]
         for of in ({}, groups)
     )
     reached = 1 - math.prod((256 - 32 - taken) / (256 - taken) for taken in range(8))
-    assert near / anywhere == pytest.approx(0.5 / reached)
+    assert near_s / anywhere_s == pytest.approx(0.5 / reached)
 
 
-def test_the_fullest_rank_computes_and_sends_more() -> None:
-    shape = {
-        "tensor_parallel": 1,
-        "micro_batch_seqs": 8,
-        "accumulation": 1,
-        "devices": 8,
-        "expert_parallel": 8,
-    }
-    rows = work(recipe(**shape), problem=of_experts())
+def test_layer_time_is_that_of_the_fullest_rank() -> None:
+    rows = work(recipe(**ON_A_NODE, expert_parallel=8), problem=of_experts())
     even, full = (
-        replace(OURS, efficiencies=replace(OURS.efficiencies, rank_imbalance=most, elementwise=0.0))
+        last_layer(
+            replace(
+                OURS,
+                efficiencies=replace(OURS.efficiencies, rank_imbalance=most, elementwise=0.0),
+            ),
+            rows,
+        )
         for most in (1.0, 1.5)
     )
-    assert dispatch_s(full, rows) == pytest.approx(1.5 * dispatch_s(even, rows))
-    more = 0.5 * 2 * 3 * 4096 * 14336 * 2 * 8 * 2048 / OURS.matmul_flops
-    assert layer(full, rows).forward - layer(even, rows).forward == pytest.approx(more, rel=0.1)
+    assert full.expert_parallel == pytest.approx(1.5 * even.expert_parallel)
+    more_s = 0.5 * 2 * 3 * 4096 * 14336 * 2 * 8 * 2048 / OURS.matmul_flops
+    assert full.forward - even.forward == pytest.approx(more_s, rel=0.1)
     with pytest.raises(InvalidInput, match=r"rank_imbalance = 0\.5: expected at least 1"):
         Machine.of(replace(A100, efficiencies={"rank_imbalance": 0.5}), "bf16", FRONTRUNNER)
 
 
-def test_a_router_fills_ranks_unevenly_the_less_so_the_more_experts_they_hold() -> None:
-    shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8}
-    rows = work(
-        *(recipe(**shape, expert_parallel=ranks) for ranks in (1, 2, 8)),
-        problem=of_experts(routing="learned"),
+def test_imbalance_of_a_router_is_less_the_more_experts_a_rank_holds() -> None:
+    plans = [recipe(**ON_A_NODE, expert_parallel=ranks) for ranks in (1, 2, 8)]
+    routed, dealt, biased = (
+        of_experts(**changes)
+        for changes in ({"routing": "learned"}, {}, {"routing": "learned", "balancing": "bias"})
     )
+
+    def uneven(problem: Any, stated: float | None = None) -> Rows:
+        rows = work(*plans, problem=problem)
+        setting = Setting(work=rows, code=FRONTRUNNER, rank_imbalance=stated)
+        return mixture.imbalance(problem.model, setting)
+
     # Of 8 normals the largest is 1.424 deviations above the mean, of 2 it is 1 over the root of pi.
-    uneven = OURS.rank_imbalance(rows)
-    assert uneven == pytest.approx([1, 1 + 0.26 / 2 / math.pi**0.5, 1 + 0.26 * 1.424], rel=1e-3)
-    even = work(
-        *(recipe(**shape, expert_parallel=ranks) for ranks in (1, 2, 8)), problem=of_experts()
+    expected = [1, 1 + 0.26 / 2 / math.pi**0.5, 1 + 0.26 * 1.424]
+    assert uneven(routed) == pytest.approx(expected, rel=1e-3)
+    assert uneven(dealt) == 1
+    assert uneven(biased).max() < 1.04
+    assert uneven(routed, stated=1.1) == 1.1
+    times, even = (
+        last_layer(OURS, work(*plans, problem=problem)).expert_parallel
+        for problem in (routed, dealt)
     )
-    assert OURS.rank_imbalance(even) == 1
-    assert dispatch_s(OURS, rows)[1:] == pytest.approx((uneven * dispatch_s(OURS, even))[1:])
-    balanced = work(
-        recipe(**shape, expert_parallel=8), problem=of_experts(routing="learned", balancing="bias")
-    )
-    assert OURS.rank_imbalance(balanced) < 1.04
-    measured = replace(OURS, efficiencies=replace(OURS.efficiencies, rank_imbalance=1.1))
-    assert measured.rank_imbalance(rows) == 1.1
+    assert times[1:] == pytest.approx((uneven(routed) * even)[1:])
 
 
-def test_biases_of_experts_are_passes_over_their_rows() -> None:
-    shape = {
-        "tensor_parallel": 1,
-        "micro_batch_seqs": 8,
-        "accumulation": 1,
-        "devices": 8,
-        "expert_parallel": 8,
-    }
+def test_layer_time_has_the_biases_of_experts_as_passes_over_their_rows() -> None:
     plain, biased = (
-        work(recipe(**shape), problem=of_experts(biases=kind)) for kind in ("none", "all")
+        work(recipe(**ON_A_NODE, expert_parallel=8), problem=of_experts(biases=kind))
+        for kind in ("none", "all")
     )
-    rows, value = 2 * 8 * 2048, OURS.efficiencies.elementwise / OURS.memory_bytes_per_s
+    rows, value_s = 2 * 8 * 2048, OURS.efficiencies.elementwise / OURS.memory_bytes_per_s
 
-    def more(**traits: Any) -> Any:
-        machine = replace(OURS, software=replace(FRONTRUNNER, **traits))
-        return (layer(machine, biased).total - layer(machine, plain).total)[0] / (rows * value)
+    def more_bytes(**traits: Any) -> float:
+        base = with_code(OURS, **traits)
+        more_s = computed(last_layer(base, biased)) - computed(last_layer(base, plain))
+        return float(more_s[0]) / (rows * value_s)
 
     repeated = (8 + 4) * 2 * 14336
-    assert more() == pytest.approx(repeated + (8 + 4) * 4096)
-    assert more(expert_biases="singly") == pytest.approx((12 + 16) * 4096)
-    assert more(expert_biases="weighted", dispatches_once=True) == pytest.approx(
+    assert more_bytes() == pytest.approx(repeated + (8 + 4) * 4096)
+    assert more_bytes(experts__biases="singly") == pytest.approx((12 + 16) * 4096)
+    assert more_bytes(experts__biases="weighted", experts__dispatches_once=True) == pytest.approx(
         repeated + (28 + 40) * 4096
     )
 
 
-def test_a_gate_that_is_clamped_before_its_kernel_passes_over_its_inputs_again() -> None:
-    shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8}
+def test_gate_that_is_clamped_before_its_kernel_passes_over_its_inputs_again() -> None:
     gated, clamped = (
-        work(recipe(**shape), problem=of_experts(activation=kind))
+        work(recipe(**ON_A_NODE), problem=of_experts(activation=kind))
         for kind in ("swiglu", "swiglu_clamped")
     )
     once, apart = (
-        replace(FRONTRUNNER, gate="fused", clamps_before=before) for before in (False, True)
+        FRONTRUNNER.changed(kernels__gate="fused", kernels__clamps_before_gate=before)
+        for before in (False, True)
     )
-    assert (once.elementwise_bytes(gated, 0) == once.elementwise_bytes(clamped, 0)).all()
-    for of, more in ((0, 16), (1, 20), (2, 4)):
-        found = apart.elementwise_bytes(clamped, of) - once.elementwise_bytes(clamped, of)
+    expected: dict[Pass, int] = {"forward": 16, "backward": 20, "kept": 4}
+    for of, more in expected.items():
+        assert bytes_per_token(once, gated, of) == bytes_per_token(once, clamped, of)
+        found = bytes_per_token(apart, clamped, of) - bytes_per_token(once, clamped, of)
         assert found == pytest.approx(more * 2 * 14336)
 
 
-def test_what_experts_find_is_not_kept_where_the_gate_weighed_it() -> None:
-    rows = work(recipe(tensor_parallel=1, devices=8), problem=of_experts())
-    after, before = (replace(FRONTRUNNER, weighs_before=first) for first in (False, True))
-    kept = after.elementwise_bytes(rows, 2) - before.elementwise_bytes(rows, 2)
-    assert kept == pytest.approx(2 * 2 * 4096), "of two experts, in 16 bits"
+def test_layer_memory_has_no_results_of_experts_that_the_gate_weighed() -> None:
+    rows = work(recipe(**ON_A_NODE), problem=of_experts())
+    after, before = (
+        layer_memory(with_code(OURS, kernels__weighs_in_gate=weighs), rows, rows.model).kept
+        for weighs in (False, True)
+    )
+    # Of two experts, in 16 bits.
+    assert (after - before) / rows.tokens == pytest.approx(2 * 2 * 4096)
+
+
+def test_permutation_on_ranks_that_share_each_expert_holds_the_results_of_all_of_them() -> None:
+    """Half of what it moves are a rank's own rows, half what four ranks find for theirs."""
+    plans = (recipe(**ON_A_NODE, expert_tensor_parallel=ways) for ways in (1, 4))
+    rows = work(*plans, problem=of_experts())
+    operations = mixture.operations(rows.model, Setting(work=rows, code=FRONTRUNNER))
+    (values,) = (
+        operation.values
+        for operation in operations
+        if isinstance(operation, Elementwise) and operation.kernel == "permutation"
+    )
+    assert values / (rows.tokens * 4096) == pytest.approx([2, 2 * (1 + 4) / 2])
 
 
 def test_rotations_that_no_fused_kernel_takes_are_eager() -> None:
-    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 8, "devices": 8}
     stretched = of_experts(
         rotary_scaling=RotaryScaling(factor=32, kind="yarn", original_positions=4096)
     )
-    plain, yarn = (
-        work(recipe(**shape), problem=of_experts()),
-        work(recipe(**shape), problem=stretched),
-    )
+    plain, yarn = (work(recipe(**SHORT), problem=problem) for problem in (of_experts(), stretched))
     any_kind, plainly = (
-        replace(FRONTRUNNER, rotary="fused", rotates_plainly=only) for only in (False, True)
+        FRONTRUNNER.changed(kernels__rotary="fused", kernels__fused_rotary_is_plain=only)
+        for only in (False, True)
     )
-    assert plainly.elementwise_bytes(plain, 0) == any_kind.elementwise_bytes(yarn, 0)
-    for of, more in ((0, 16), (1, 26)):
-        found = plainly.elementwise_bytes(yarn, of) - plainly.elementwise_bytes(plain, of)
+    assert bytes_per_token(plainly, plain, "forward") == bytes_per_token(any_kind, yarn, "forward")
+    expected: dict[Pass, int] = {"forward": 16, "backward": 26}
+    for of, more in expected.items():
+        found = bytes_per_token(plainly, yarn, of) - bytes_per_token(plainly, plain, of)
         assert found == pytest.approx(more * (4096 + 1024))
-    slow = [
-        Machine.of(A100, "bf16", replace(code, host_layer_s=0.05)) for code in (any_kind, plainly)
-    ]
-    times = [step_time(machine, yarn).compute[0] for machine in slow]
-    assert times[1] - times[0] == pytest.approx(8 * 32 * 0.05 * (26 / 44 + 16 / 88), rel=0.01)
-
-
-def test_the_host_starts_each_experts_bias() -> None:
-    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 8, "devices": 8}
-    small = {"hidden": 256, "heads": 8, "kv_heads": 8, "ffn_hidden": 256, "biases": "all"}
-    machine = Machine.of(A100, "bf16", replace(FRONTRUNNER, expert_biases="singly"))
-    times = [
-        step_time(
-            machine, work(recipe(**shape, expert_parallel=ranks), problem=of_experts(**small))
-        ).compute[0]
-        for ranks in (1, 2)
-    ]
-    own = 8 * 32 * (2 / 44 + 9 / 88) * machine.software.host_layer_s
-    collectives = 8 * 32 * 2 * 3 * machine.software.host_collective_s
-    assert times[0] - times[1] + collectives == pytest.approx((8 - 4) * own, rel=0.01)
-
-
-def test_the_host_starts_more_for_layers_with_experts() -> None:
-    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 8, "devices": 8}
-    small = {"hidden": 256, "heads": 8, "kv_heads": 8, "ffn_hidden": 256}
-    machine = Machine.of(A100, "bf16", replace(FRONTRUNNER, host_of_experts=2.0))
-    mixed = step_time(machine, work(recipe(**shape), problem=of_experts(**small))).compute[0]
-    dense = step_time(
-        machine, work(recipe(**shape), problem=of_experts(**small, experts=0, experts_per_token=0))
+    any_kind_s, plainly_s = (
+        step_time(Machine.of(A100, "bf16", code.changed(host_layer_s=0.05)), yarn).compute[0]
+        for code in (any_kind, plainly)
     )
-    assert mixed / dense.compute[0] == pytest.approx(2, rel=0.1)
+    assert plainly_s - any_kind_s == pytest.approx(8 * 32 * 0.05 * (26 / 44 + 16 / 88), rel=0.01)
 
 
-def test_another_micro_batch_hides_the_dispatch() -> None:
-    shape = {
-        "tensor_parallel": 1,
-        "micro_batch_seqs": 1,
-        "accumulation": 4,
-        "devices": 8,
-        "expert_parallel": 8,
-    }
-    rows = work(recipe(**shape), problem=of_experts())
-    codes = (FRONTRUNNER, replace(FRONTRUNNER, overlaps_dispatch=True))
-    waits, hidden = (
-        step_time(replace(OURS, software=code), rows).expert_parallel[0] for code in codes
+SMALL = {"hidden": 256, "heads": 8, "kv_heads": 8, "ffn_hidden": 256}
+"""A shape whose kernels are done before the host has started them."""
+
+
+def test_host_starts_each_expert_s_bias() -> None:
+    base = Machine.of(A100, "bf16", FRONTRUNNER.changed(experts__biases="singly"))
+    plans = (recipe(**SHORT, expert_parallel=ranks) for ranks in (1, 2))
+    alone_s, shared_s = step_time(
+        base, work(*plans, problem=of_experts(**SMALL, biases="all"))
+    ).compute
+    of_expert_s = 8 * 32 * (2 / 44 + 9 / 88) * base.code.host_layer_s
+    collectives_s = 8 * 32 * 2 * 3 * base.code.host_collective_s
+    assert alone_s - shared_s + collectives_s == pytest.approx((8 - 4) * of_expert_s, rel=0.01)
+
+
+def test_host_starts_more_for_layers_with_experts() -> None:
+    base = Machine.of(A100, "bf16", FRONTRUNNER.changed(experts__host_factor=2.0))
+    mixed_s, dense_s = (
+        step_time(base, work(recipe(**SHORT), problem=of_experts(**SMALL, **changes))).compute[0]
+        for changes in ({}, {"experts": 0, "experts_per_token": 0})
     )
-    assert hidden == pytest.approx(0.05 * waits)
+    assert mixed_s / dense_s == pytest.approx(2, rel=0.1)
 
 
-def test_a_code_that_adds_gradients_in_its_products_does_not_pass_over_them_again() -> None:
-    shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 4, "devices": 8}
-    rows = work(recipe(**shape), problem=of_experts())
-    codes = (FRONTRUNNER, replace(FRONTRUNNER, fuses_accumulation=True))
-    apart, fused = (layer(replace(OURS, software=code), rows).backward[0] for code in codes)
-    moved = MIXTRAL.layers[-1].matmul_parameters * (2 + 2 * 4)
+def test_expert_parallel_time_is_hidden_by_another_micro_batch() -> None:
+    rows = work(recipe(**SHORT | {"accumulation": 4}, expert_parallel=8), problem=of_experts())
+    overlapping = with_code(OURS, experts__overlaps_dispatch=True)
+    waits_s, hidden_s = (step_time(base, rows).expert_parallel[0] for base in (OURS, overlapping))
+    assert hidden_s == pytest.approx(0.05 * waits_s)
+
+
+def test_products_that_add_to_gradients_save_passes_over_them() -> None:
+    rows = work(recipe(**ON_A_NODE | {"accumulation": 4}), problem=of_experts())
+    fusing = with_code(OURS, products__fuses_accumulation=True)
+    apart_s, fused_s = (last_layer(base, rows).backward[0] for base in (OURS, fusing))
+    moved = MIXTRAL.matmul_parameters_per_layer * (2 + 2 * 4)
     # They are a little slower for it.
-    assert 0.75 < (apart - fused) / (moved / OURS.memory_bytes_per_s) < 1
+    assert 0.75 < (apart_s - fused_s) / (moved / OURS.memory_bytes_per_s) < 1
 
 
-def test_experts_that_have_no_replica_are_not_reduced() -> None:
-    shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 1, "devices": 8}
-    alone, shared = (recipe(**shape, expert_parallel=ranks) for ranks in (1, 8))
-    found = replace(OURS, software=replace(FRONTRUNNER, gradient_overlap=0.0))
-    time = step_time(found, work(alone, shared, problem=of_experts()))
+def test_data_parallel_time_has_no_experts_without_replicas() -> None:
+    alone, shared = (recipe(**ON_A_NODE, expert_parallel=ranks) for ranks in (1, 8))
+    exposed = with_code(OURS, gradient_overlap=0.0)
+    time = step_time(exposed, work(alone, shared, problem=of_experts()))
     experts = 32 * 3 * 4096 * 14336 * 8
     assert time.data_parallel[1] / time.data_parallel[0] == pytest.approx(
         1 - experts / MIXTRAL.parameters, rel=0.1
     )
 
 
-def test_ranks_of_a_pipeline_hold_the_layers_that_they_have() -> None:
+def test_pipeline_layers_are_of_the_kinds_that_each_rank_has() -> None:
     """Three leading layers without experts are on the first of 16 ranks; in 32 stages, two and one
     on its neighbor.
     """
@@ -716,62 +735,54 @@ def test_ranks_of_a_pipeline_hold_the_layers_that_they_have() -> None:
     }
     plain, looped = recipe(**shape), recipe(**shape, virtual_stages=2, schedule="interleaved-1f1b")
     of = work(plain, looped, problem=problem)
-    found = [
-        [getattr(of, f"{kind}_{place}").tolist() for place in ("first", "middle", "last")]
-        for kind in KINDS
-    ]
-    assert found == [[[4, 4], [4, 4], [3, 3]], [[3, 2], [0, 0], [0, 0]]]
-    table = DEEPSEEK_V3.embedding.padded_vocabulary * DEEPSEEK_V3.hidden
-    (_, dense), (_, mixed) = DEEPSEEK_V3.kinds
-    counts = 3 * dense.matmul_parameters + mixed.matmul_parameters + table
+    dense, mixed = (
+        [ranks[kind].tolist() for ranks in (of.layers.first, of.layers.middle, of.layers.last)]
+        for kind in (0, 1)
+    )
+    assert mixed == [[1, 2], [4, 4], [3, 3]]
+    assert dense == [[3, 2], [0, 0], [0, 0]]
+    table = DEEPSEEK_V3.padded_vocabulary * DEEPSEEK_V3.hidden
+    (_, of_dense), (_, of_mixed) = DEEPSEEK_V3.kinds
+    counts = 3 * of_dense.matmul_parameters_per_layer + of_mixed.matmul_parameters_per_layer + table
     assert memory_of_ranks(OURS, of)[0].parameters[0] == pytest.approx(2 * counts, rel=1e-3)
 
 
-def test_layers_of_either_kind_take_what_a_model_of_them_does() -> None:
+def test_step_time_of_two_kinds_of_layers_is_that_of_each() -> None:
     """Seconds of three layers, one without experts: those of its kind and of two of the other."""
     three = DEEPSEEK_V3.with_keys(layers=3, dense_layers=1)
-    kinds = [
-        three,
-        three.with_keys(**WITHOUT_EXPERTS, ffn_hidden=18432),
-        three.with_keys(dense_layers=0, dense_ffn_hidden=None),
-    ]
-    shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 1, "devices": 1}
-    workloads = [
-        work(recipe(**shape), problem=replace(PROBLEM, model=kind, precision="bf16"))
+    kinds = [three, *(replace(kind, layers=3) for _, kind in three.kinds)]
+    plan = recipe(**SHORT | {"accumulation": 1, "devices": 1})
+    both_s, dense_s, mixed_s = (
+        step_time(OURS, work(plan, problem=replace(PROBLEM, model=kind, precision="bf16"))).compute[
+            0
+        ]
         for kind in kinds
-    ]
-    both, dense, mixed = (step_time(OURS, one).compute[0] for one in workloads)
-    assert both == pytest.approx(dense / 3 + 2 * mixed / 3, rel=1e-9)
-    assert dense != pytest.approx(mixed, rel=0.01)
+    )
+    assert both_s == pytest.approx(dense_s / 3 + 2 * mixed_s / 3, rel=1e-9)
+    assert dense_s != pytest.approx(mixed_s, rel=0.01)
 
 
-def test_latent_attention_is_timed_by_its_products() -> None:
+def test_layer_time_of_latent_attention_is_that_of_its_products() -> None:
     """With fast memory, a layer takes the time of its FLOPs: those of products, and half of
     attention's.
     """
-    ideal = replace(
-        OURS.efficiencies,
-        kernel_s=0.0,
-        tile_waves=0.0,
-        reduction_depth=0.0,
-        fused_attention_forward=1.0,
-    )
-    megatron = replace(FRONTRUNNER, pads_values=False)
+    ideal = without_losses(with_code(OURS, activations__pads_values=False))
     fast = replace(
-        OURS, memory_bytes_per_s=1e18, efficiencies=ideal, software=megatron, attention_scale=1.0
+        ideal,
+        memory_bytes_per_s=1e18,
+        efficiencies=replace(ideal.efficiencies, fused_attention_forward=1.0),
+        attention_scale=1.0,
     )
-    dense = DEEPSEEK_V3.with_keys(layers=3, **WITHOUT_EXPERTS, ffn_hidden=18432)
-    of = work(
-        recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, devices=1),
-        problem=replace(PROBLEM, model=dense),
-    )
+    dense = DEEPSEEK_V3.kinds[0][1]
+    plan = recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, devices=1)
+    rows = work(plan, problem=replace(PROBLEM, model=dense))
     flops = dense.layer_flops_per_token(PROBLEM.sequence_length)
     halved = flops - dense.attention_flops_per_token(PROBLEM.sequence_length) / 2
     expected = halved * PROBLEM.sequence_length / fast.matmul_flops
-    assert layer(fast, of).forward[0] == pytest.approx(expected, rel=1e-6)
+    assert last_layer(fast, rows).forward[0] == pytest.approx(expected, rel=1e-6)
 
 
-def test_shared_experts_take_less_memory() -> None:
+def test_memory_of_ranks_that_share_experts_is_less() -> None:
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 1, "accumulation": 8, "devices": 8}
     alone, shared = (
         memory_of_ranks(OURS, work(recipe(**shape, expert_parallel=e), problem=of_experts()))
@@ -799,7 +810,7 @@ def test_advice_has_layouts_that_share_experts() -> None:
     assert "expert parallel" not in {layout.name for layout in layouts(PROBLEM, 64)}
 
 
-def test_bounds_of_experts_are_wider_and_more_so_where_a_router_deals() -> None:
+def test_log_bounds_of_experts_are_wider_and_more_so_where_a_router_deals() -> None:
     shape = {"tensor_parallel": 1, "micro_batch_seqs": 8, "accumulation": 8, "devices": 8}
     problems = [
         of_experts(experts=0, experts_per_token=0),
@@ -820,25 +831,35 @@ def test_bounds_of_experts_are_wider_and_more_so_where_a_router_deals() -> None:
     assert measured == pytest.approx(dealt, rel=0.05)
 
 
-def test_a_router_takes_the_rate_of_fp32_and_the_conversions() -> None:
+def router_s(base: Machine, rows: Workload) -> tuple[float, float]:
+    """Return the seconds of a router's product and conversions, forward and backward."""
+    experts, setting = rows.model.experts, Setting(work=rows, code=base.code)
+    router = [
+        operation
+        for operation in mixture.operations(rows.model, setting)
+        if isinstance(operation, MemoryPass)
+        or (isinstance(operation, Product) and operation.outputs == (experts,))
+    ]
+    time = products_s(base, rows, router) + memory_passes_s(base, router)
+    return time.forward[0], time.backward[0]
+
+
+def test_router_takes_the_rate_of_fp32_and_the_conversions() -> None:
     """A sixteenth of bf16's where the cluster states no rate in fp32; in fp32 nothing changes."""
-    problem = replace(of_experts(), model=DEEPSEEK_V3)
-    one = work(recipe(tensor_parallel=1), problem=problem)
+    problem = replace(of_experts(), model=DEEPSEEK_V3.kinds[-1][1])
+    rows = work(recipe(tensor_parallel=1), problem=problem)
     stated = replace(A100, peak_tflops=replace(A100.peak_tflops, fp32=40.0))
-    product = 2 * one.tokens * 7168 * 256
+    flops = 2 * rows.tokens[0] * 7168 * 256
     for cluster, peak in ((A100, 19.5e12), (stated, 40e12)):
-        plain = Machine.of(cluster, "bf16", FRONTRUNNER)
-        lossless = replace(plain.efficiencies, tile_waves=0.0, reduction_depth=0.0, kernel_s=0.0)
-        found = _router(replace(plain, efficiencies=lossless), one, one.tokens)
-        converted = 6 * one.tokens * 7168 / plain.memory_bytes_per_s
-        assert found.forward == pytest.approx(product / (0.86 * peak) + converted)
-        assert found.backward == pytest.approx(2 * product / (0.86 * peak) + 2 * converted)
+        base = without_losses(Machine.of(cluster, "bf16", FRONTRUNNER))
+        product_s = flops / (0.86 * peak)
+        converted_s = 6 * rows.tokens[0] * 7168 / base.memory_bytes_per_s
+        expected = (product_s + converted_s, 2 * product_s + 2 * converted_s)
+        assert router_s(base, rows) == pytest.approx(expected)
     in_fp32 = work(recipe(tensor_parallel=1), problem=replace(problem, precision="fp32"))
     whole = Machine.of(stated, "fp32", FRONTRUNNER)
-    narrow = replace(whole, software=replace(FRONTRUNNER, widens_router=False))
-    found, before = (_router(of, in_fp32, in_fp32.tokens) for of in (whole, narrow))
-    assert found.forward == pytest.approx(before.forward)
-    assert found.backward == pytest.approx(before.backward)
+    narrow = with_code(whole, experts__widens_router=False)
+    assert router_s(whole, in_fp32) == pytest.approx(router_s(narrow, in_fp32))
 
 
 def test_estimates_of_experts_are_marked() -> None:

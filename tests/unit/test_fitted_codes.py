@@ -48,7 +48,7 @@ def width(cluster: Cluster, code: str = "nanotron", **shape: int) -> float:
     return float(np.hypot(*bounds)[0])
 
 
-def test_another_code_s_intervals_are_as_if_nothing_were_fitted() -> None:
+def test_log_bounds_of_another_code_are_as_if_nothing_were_fitted() -> None:
     cluster = fitted(MATMUL)
     assert width(cluster) < width(A100)
     for code in ("megatron-lm", "unknown"):
@@ -69,7 +69,7 @@ def test_plan_names_the_fit_that_it_uses_and_the_one_that_it_does_not() -> None:
     )
 
 
-def test_unknown_codes_are_told_apart_by_what_is_stated_of_them() -> None:
+def test_known_as_tells_unknown_codes_apart_by_what_is_stated_of_them() -> None:
     plain, stated = (
         coded(SoftwareSettings(code="unknown", attention=kind)) for kind in (None, "flash-1")
     )
@@ -83,7 +83,7 @@ def test_unknown_codes_are_told_apart_by_what_is_stated_of_them() -> None:
     ]
 
 
-def test_the_directions_of_a_fit_add_up_to_its_covariance() -> None:
+def test_directions_of_a_fit_add_up_to_its_covariance() -> None:
     priors = {name: DEVIATIONS.get(name, 0.7) for name in LEARNED}
     unknown = directions(priors, fit(MATMUL, MEMORY), LEARNED)
     columns = np.array([[one.get(name, 0.0) for one in unknown] for name in LEARNED])
@@ -94,12 +94,12 @@ def test_the_directions_of_a_fit_add_up_to_its_covariance() -> None:
     assert [max(one, key=lambda name: abs(one[name])) for one in unknown] == list(LEARNED)
 
 
-def test_constants_that_trade_off_leave_less_unknown() -> None:
+def test_log_bounds_are_narrower_where_constants_trade_off() -> None:
     alike = replace(MEMORY, correlations=(0.9,))
     assert width(fitted(MATMUL, MEMORY)) < width(fitted(MATMUL, alike))
 
 
-def test_few_rows_and_many_of_one_problem_say_little_of_the_noise() -> None:
+def test_fitted_row_error_is_larger_with_few_rows_or_a_single_problem() -> None:
     of = [fit(rows=rows, problems=problems, error=ByPrecision(fp16=0.01)) for rows, problems in
           ((200, 40), (200, 1), (6, 1))]  # fmt: skip
     many, alike, few = (fitted_row_error(one, "fp16") for one in of)
@@ -107,7 +107,7 @@ def test_few_rows_and_many_of_one_problem_say_little_of_the_noise() -> None:
     assert few > alike > 2 * many
 
 
-def test_on_more_nodes_than_were_fitted_to_the_network_is_unknown_again() -> None:
+def test_log_bounds_on_more_nodes_than_were_fitted_do_not_know_the_network() -> None:
     shape = {
         "devices": 64,
         "tensor_parallel": 1,
@@ -124,14 +124,14 @@ def test_on_more_nodes_than_were_fitted_to_the_network_is_unknown_again() -> Non
     )
 
 
-def test_a_cluster_file_keeps_a_fit(tmp_path: Path) -> None:
+def test_cluster_file_keeps_a_fit(tmp_path: Path) -> None:
     cluster = fitted(MATMUL, MEMORY)
     path = tmp_path / "cluster.toml"
     path.write_text(cluster_toml(cluster, {}, []), encoding="utf-8")
     assert read_cluster_file(path).fitted == cluster.fitted
 
 
-def test_a_campaign_cannot_state_a_constant_that_its_cluster_file_has_as_fitted(
+def test_campaign_cannot_state_a_constant_that_its_cluster_file_has_as_fitted(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "fitted.toml").write_text(cluster_toml(fitted(MATMUL), {}, []), encoding="utf-8")
@@ -162,7 +162,7 @@ def test_a_campaign_cannot_state_a_constant_that_its_cluster_file_has_as_fitted(
         ("nodes = 2", "nodes = 0", "cluster.fitted.nodes = 0"),
     ],
 )
-def test_an_impossible_fit_is_refused_by_its_key(
+def test_cluster_file_with_an_impossible_fit_is_refused_by_its_key(
     tmp_path: Path, was: str, becomes: str, refusal: str
 ) -> None:
     path = tmp_path / "cluster.toml"

@@ -16,7 +16,7 @@ from frontrunner.evaluators.analytic.priors import DEVIATIONS, deviations_of, mo
 from support.analytic import A100, PROBLEM, recipe
 
 
-def test_a_constant_moves_on_its_scale_and_a_share_stays_one() -> None:
+def test_moved_constant_keeps_its_scale_and_a_share_stays_one() -> None:
     assert moved("memory", 0.8, -0.5) == pytest.approx(0.8 * math.exp(-0.5))
     assert moved("gradient_overlap", 0.5, math.log(3)) == pytest.approx(0.75)
     assert 0 < moved("gradient_overlap", 1.0, -1.0) < 1
@@ -25,7 +25,7 @@ def test_a_constant_moves_on_its_scale_and_a_share_stays_one() -> None:
     ) == (pytest.approx(0.7))
 
 
-def test_what_is_not_known_of_a_cluster_widens_its_constants() -> None:
+def test_deviations_of_a_cluster_grow_with_what_is_not_known_of_it() -> None:
     known = deviations_of(A100, (), is_validated=True)
     fitted = replace(A100, efficiencies={"memory": 0.8})
     assert known == DEVIATIONS
@@ -42,13 +42,13 @@ def test_what_is_not_known_of_a_cluster_widens_its_constants() -> None:
     assert set(known) == set(Machine.of(A100, "bf16", FRONTRUNNER).constants())
 
 
-def test_a_code_of_other_constants_is_the_machine_s() -> None:
-    own = replace(MEGATRON_GPT, host_layer_s=3e-3)
+def test_constants_of_a_machine_are_those_of_its_code() -> None:
+    own = MEGATRON_GPT.changed(host_layer_s=3e-3)
     assert Machine.of(A100, "fp16", own).constants()["host_layer_s"] == 3e-3
 
 
 @pytest.mark.parametrize("numbers_at_once", [1, 100, 10**6])
-def test_constants_that_are_moved_together_act_as_each_alone(
+def test_slopes_of_constants_moved_together_are_those_of_each_alone(
     numbers_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In any number at once; one of them has its own deviation for each recipe."""
@@ -60,10 +60,10 @@ def test_constants_that_are_moved_together_act_as_each_alone(
     ((_, machine, work),) = blocks(recipes, PROBLEM)
     unknown = [{name: by} for name, by in DEVIATIONS.items()]
     unknown += [{"network_links": np.array([0.1, 0.2, 0.3]), "memory": 0.1}]
-    alone = [slopes(A100, "bf16", machine.software, work, [one])[:, 0] for one in unknown]
+    alone = [slopes(A100, "bf16", machine.code, work, [one])[:, 0] for one in unknown]
 
     monkeypatch.setattr(priors, "NUMBERS_AT_ONCE", numbers_at_once)
-    together = slopes(A100, "bf16", machine.software, work, unknown)
+    together = slopes(A100, "bf16", machine.code, work, unknown)
 
     np.testing.assert_allclose(together, np.stack(alone, axis=1), rtol=1e-9, atol=1e-12)
     assert np.count_nonzero(together.any(axis=0)) > 10, "most are felt"

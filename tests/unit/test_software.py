@@ -24,7 +24,9 @@ from frontrunner.spaces.document import recipe_id
 from frontrunner.spaces.errors import InvalidInput
 from frontrunner.spaces.problem import SoftwareSettings
 from frontrunner.spaces.validation import dump_json, load_json
-from support.analytic import A100, PROBLEM, recipe, work
+from support.analytic import A100, PROBLEM, problem_with, recipe, work
+
+LLAMA = problem_with(activation="swiglu", attention="flash")
 
 FILE = {
     "model": {"preset": "llama-2-7b"},
@@ -38,27 +40,20 @@ def spec_of(**sections: Any) -> CampaignSpec:
     return parse_campaign({**FILE, **sections}, default_name="x", base=Path()).spec
 
 
-def test_every_trait_of_a_campaign_file_sets_a_code_and_is_read_back() -> None:
+def test_traits_of_a_campaign_file_set_a_code_and_are_read_back() -> None:
     hints = typing.get_type_hints(SoftwareSettings)
     assert set(TRAITS) == {field.name for field in fields(SoftwareSettings)} - {"code"}
     for key, kinds in TRAITS.items():
         stated = typing.get_args(typing.get_args(hints[key])[0]) or (True, False)
         assert set(kinds) == set(stated), key
         for value in kinds:
-            llama = PROBLEM.model.with_keys(
-                positions="rotary",
-                activation="swiglu",
-                experts=8,
-                experts_per_token=2,
-            )
+            mixture = problem_with(activation="swiglu", experts=8, experts_per_token=2)
             settings = SoftwareSettings(code="nanotron", **{key: value})
-            assert (
-                getattr(described(replace(PROBLEM, model=llama, software=settings), "torch"), key)
-                == value
-            )
+            told = described(replace(mixture, software=settings), "torch")
+            assert getattr(told, key) == value
 
 
-def test_the_ready_made_trainers_are_known_codes() -> None:
+def test_codes_include_the_ready_made_trainers() -> None:
     assert set(LOG_PATTERNS) <= set(CODES)
 
 
@@ -94,7 +89,7 @@ def test_the_ready_made_trainers_are_known_codes() -> None:
         ),
     ],
 )
-def test_a_code_is_stated_or_that_of_the_evaluator(
+def test_code_of_a_problem_is_stated_or_the_evaluator_s(
     sections: dict[str, Any], code: str | None
 ) -> None:
     found = spec_of(**sections)
@@ -116,12 +111,12 @@ def test_a_code_is_stated_or_that_of_the_evaluator(
         ({"atention": "eager"}, "unknown key software.atention"),
     ],
 )
-def test_a_mistake_is_named_by_its_key(section: dict[str, Any], message: str) -> None:
+def test_software_settings_name_a_mistake_by_its_key(section: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         spec_of(software=section)
 
 
-def test_a_code_is_no_part_of_a_problem_s_or_a_recipe_s_identity() -> None:
+def test_code_is_no_part_of_a_problem_s_or_a_recipe_s_identity() -> None:
     other = replace(PROBLEM, software=SoftwareSettings(code="nanotron", norm="eager"))
     assert other == PROBLEM
     assert recipe_id(other, recipe()) == recipe_id(PROBLEM, recipe())
@@ -132,18 +127,19 @@ def test_a_code_is_no_part_of_a_problem_s_or_a_recipe_s_identity() -> None:
     )
 
 
-def test_an_unknown_code_lies_between_the_known_ones_and_narrows_with_what_is_stated() -> None:
-    rows = work(recipe(tensor_parallel=2), ffn_matrices=3.0, rotary=True, fused_attention=True)
-
-    def time_s(code: str, **traits: Any) -> float:
-        return float(step_time(machine(code, **traits), rows).total[0])
+def test_unknown_code_lies_between_the_known_ones_and_narrows_with_what_is_stated() -> None:
+    rows = work(recipe(tensor_parallel=2), problem=LLAMA)
 
     def machine(code: str, **traits: Any) -> Machine:
         return Machine.of(A100, "bf16", coded(SoftwareSettings(code=code, **traits)))
 
+    def time_s(code: str, **traits: Any) -> float:
+        return float(step_time(machine(code, **traits), rows).total[0])
+
     def width(code: str, **traits: Any) -> float:
-        software = machine(code, **traits).software
-        below, above = log_bounds(A100, "bf16", software, rows, np.array([False]))
+        below, above = log_bounds(
+            A100, "bf16", machine(code, **traits).code, rows, np.array([False])
+        )
         return float(below[0] + above[0])
 
     times = sorted(time_s(code.name) for code in KNOWN)
@@ -169,7 +165,7 @@ def test_an_unknown_code_lies_between_the_known_ones_and_narrows_with_what_is_st
     assert unknown > np.hypot(known, 1.96 * 2 * np.sqrt(np.mean(np.square(off)))) - 0.1
 
 
-def test_what_is_described_holds_for_the_problem_at_hand() -> None:
+def test_described_traits_hold_for_the_problem_at_hand() -> None:
     """A GPT has neither a rotation nor a gate, fp32 no 16-bit gradients; math attention is the
     code's own.
     """
@@ -202,13 +198,13 @@ def test_what_is_described_holds_for_the_problem_at_hand() -> None:
     )
     assert (bf16, fp16, stated) == ("fp32", "16-bit", "fp32")
     narrow, wide = (
-        Machine.of(A100, "fp16", coded(megatron[word])).software.wide_gradients
+        Machine.of(A100, "fp16", coded(megatron[word])).code.gradients.wide
         for word in (None, "fp32")
     )
     assert (narrow, wide) == (False, True)
 
 
-def test_a_loss_of_fewer_kernels_is_faster_and_keeps_no_fp32_copy() -> None:
+def test_loss_of_fewer_kernels_is_faster_and_keeps_no_fp32_copy() -> None:
     """By hand: 18 + 14 bytes per logit on an fp32 copy, 4 + 4 fused; at the peak 6 against 4."""
     kinds = ("fused", "16-bit", "eager")
     machines = [
@@ -226,7 +222,7 @@ def test_a_loss_of_fewer_kernels_is_faster_and_keeps_no_fp32_copy() -> None:
     assert sizes == pytest.approx([4, 4, 6])
 
 
-def test_virtual_stages_hide_transfers_in_code_that_overlaps_them() -> None:
+def test_pipeline_transfers_between_virtual_stages_are_hidden_in_code_that_overlaps_them() -> None:
     shape = {"pipeline_parallel": 4, "tensor_parallel": 8, "devices": 64, "accumulation": 8}
     rows = work(recipe(**shape), recipe(**shape, schedule="interleaved-1f1b", virtual_stages=2))
     hides, waits = (
@@ -236,7 +232,7 @@ def test_virtual_stages_hide_transfers_in_code_that_overlaps_them() -> None:
     assert hides / waits == pytest.approx([1, 0.05])
 
 
-def test_a_plan_prints_the_code_that_it_assumes(
+def test_plan_prints_the_code_that_it_assumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from frontrunner.evaluators.analytic.estimates import plan
@@ -256,17 +252,17 @@ def test_a_plan_prints_the_code_that_it_assumes(
     )
 
 
-def test_a_compiled_recipe_is_off_by_what_compiling_gains() -> None:
+def test_log_bounds_of_a_compiled_recipe_are_off_by_what_compiling_gains() -> None:
     """A model whose kernels are torch's operations gains 40 %: twice that, or none, are just within
     the bounds.
     """
     plain, compiled = (
-        work(recipe(compile=on), fused_attention=True, rotary=True) for on in (False, True)
+        work(recipe(compile=on), problem=problem_with(attention="flash")) for on in (False, True)
     )
     machine = Machine.of(A100, "bf16", coded(SoftwareSettings(code="accelerate")))
     gain = np.log(step_time(machine, plain).total / step_time(machine, compiled).total)
     before, below = (
-        log_bounds(A100, "bf16", machine.software, one, np.array([False]))[0]
+        log_bounds(A100, "bf16", machine.code, one, np.array([False]))[0]
         for one in (plain, compiled)
     )
     assert before < gain < below < 1.3 * gain

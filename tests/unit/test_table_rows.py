@@ -5,7 +5,7 @@ its reason.
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,10 @@ from search_runs import survey_of
 
 from frontrunner.config.campaign import read_campaign_file
 from frontrunner.evaluators.analytic.codes import coded
+from frontrunner.evaluators.analytic.memory import peak_memory
+from frontrunner.evaluators.analytic.parts import mixture
+from frontrunner.evaluators.analytic.parts.layer import weights_of_kinds
+from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.tables import workloads as tables
 from frontrunner.evaluators.tables.rows import TableProblems, read_problems
@@ -23,6 +27,7 @@ from frontrunner.spaces.document import read_plain, recipe_id
 from frontrunner.spaces.model.feed_forward import ACTIVATIONS
 from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.presets import model_preset
+from support.analytic import machine
 from support.campaigns import write_toml
 from support.tables import row, write_table
 
@@ -107,6 +112,29 @@ DEEPSEEK: dict[str, Any] = {
 }  # fmt: skip
 
 
+def held_by_rank(work: Workload) -> float:
+    """Return the parameters of a layer's matrices on a rank."""
+    (weights,) = weights_of_kinds(work)
+    return float(weights.on_rank(work)[0])
+
+
+def models_of(table: Path) -> list[Model]:
+    """Return the models of a table's rows as the formulas take them, one for each row."""
+    parts = tables.read(table).parts
+    by_row = {place: sample.work.model for places, sample in parts for place in places}
+    return [by_row[place] for place in sorted(by_row)]
+
+
+def assert_same_workload(one: Workload, other: Workload) -> None:
+    """Check that every column is the same, and that the formulas say the same of both models."""
+    for group in ("degrees", "sharding", "schedule", "choices", "states", "layers"):
+        columns, others = vars(getattr(one, group)), vars(getattr(other, group))
+        for name in columns:
+            assert np.array_equal(columns[name], others[name]), f"{group}.{name}"
+    assert np.array_equal(step_time(machine(), one).total, step_time(machine(), other).total)
+    assert np.array_equal(peak_memory(machine(), one).total, peak_memory(machine(), other).total)
+
+
 def test_a_mixture_s_experts_are_columns(tmp_path: Path) -> None:
     (problem,) = read(tmp_path, row(**MIXTURE)).problems
     (one,) = problem.rows
@@ -127,8 +155,23 @@ def test_a_mixture_s_experts_are_columns(tmp_path: Path) -> None:
     (sample,) = (part for _, part in tables.read(tmp_path / "rows.csv").parts)
     own = Workload.of([one.recipe], problem.problem)
     assert (
-        sample.work.layer_share == own.layer_share == (0.125 * 8 * 3 * 14336 + 2 * 5120 + 8) * 4096
+        held_by_rank(sample.work)
+        == held_by_rank(own)
+        == (0.125 * 8 * 3 * 14336 + 2 * 5120 + 8) * 4096
     )
+
+
+def test_workload_of_rows_with_more_ranks_than_key_value_heads_is_that_of_their_recipes(
+    tmp_path: Path,
+) -> None:
+    """Each rank has a whole head of keys and values."""
+    (problem,) = read(tmp_path, row(tp=8, dp=1, gas=64, kv_heads=4, model="m")).problems
+    ((_, sample),) = tables.read(tmp_path / "rows.csv").parts
+    own = Workload.of([problem.rows[0].recipe], problem.problem)
+    assert_same_workload(sample.work, own)
+    model = own.model
+    matrices = model.ffn_matrices * model.ffn_hidden + 2 * model.hidden + 2 * 8 * model.head_dim
+    assert held_by_rank(own) == model.hidden * matrices / 8
 
 
 def test_a_row_of_deepseek_is_of_its_preset(tmp_path: Path) -> None:
@@ -140,9 +183,7 @@ def test_a_row_of_deepseek_is_of_its_preset(tmp_path: Path) -> None:
     assert replace(problem.problem.model, name="deepseek-v3") == preset
     (sample,) = (part for _, part in tables.read(tmp_path / "rows.csv").parts)
     own = Workload.of([problem.rows[0].recipe], problem.problem)
-    assert all(
-        np.array_equal(getattr(sample.work, f.name), getattr(own, f.name)) for f in fields(own)
-    )
+    assert_same_workload(sample.work, own)
 
 
 @pytest.mark.parametrize(
@@ -176,11 +217,9 @@ def test_a_layer_that_predicts_a_further_token_is_laid_out_as_nvidia_does(
     assert list(one.recipe.layers_per_stage) == held
     (sample,) = (part for _, part in tables.read(tmp_path / "rows.csv").parts)
     own = Workload.of([one.recipe], only.problem)
-    ranks = (own.layers_first, own.layers_middle, own.layers_last)
-    assert [float(layers[0]) for layers in ranks] == of_ranks
-    assert all(
-        np.array_equal(getattr(sample.work, f.name), getattr(own, f.name)) for f in fields(own)
-    )
+    ranks = (own.layers.first, own.layers.middle, own.layers.last)
+    assert [float(sum(layers)[0]) for layers in ranks] == of_ranks
+    assert_same_workload(sample.work, own)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +233,9 @@ def test_a_window_that_a_row_states_is_the_model_s(
     assert (model.attention.window, model.keys()["full_attention_every"]) == (128, every)
     (sample,) = (part for _, part in tables.read(tmp_path / "rows.csv").parts)
     own = Workload.of([one.recipe for one in problem.rows], problem.problem)
-    assert sample.work.attended_share == own.attended_share < 1
+    assert sample.work.sequence_length == own.sequence_length
+    of_row, of_recipe = (work.model.attended(work.sequence_length) for work in (sample.work, own))
+    assert of_row == of_recipe < own.sequence_length
 
 
 @pytest.mark.parametrize(
@@ -271,8 +312,8 @@ def test_the_activation_that_a_row_states_is_the_model_s_whatever_its_name(
     )
     ((_, sample),) = tables.read(tmp_path / "rows.csv").parts
     own = Workload.of([one.recipe for one in problem.rows], problem.problem)
-    assert sample.work.ffn_matrices == own.ffn_matrices == matrices
-    assert sample.work.rotary == own.rotary
+    assert sample.work.model.ffn_matrices == own.model.ffn_matrices == matrices
+    assert sample.work.model.positions == own.model.positions
 
 
 def test_a_stated_activation_is_stronger_than_a_preset_s(tmp_path: Path) -> None:
@@ -288,7 +329,7 @@ def test_a_stated_activation_is_stronger_than_a_preset_s(tmp_path: Path) -> None
     for stated, expected in (("", True), ("swiglu_clamped", True), ("swiglu", False)):
         path = write_table(tmp_path / "rows.csv", row(**shape | {"activation": stated}))
         ((_, sample),) = tables.read(path).parts
-        assert sample.work.clamped_gate.tolist() == [expected]
+        assert (sample.work.model.activation == "swiglu_clamped") == expected
 
 
 def test_rows_of_another_activation_are_another_problem(tmp_path: Path) -> None:
@@ -454,8 +495,8 @@ def test_the_kernel_that_a_row_names_is_a_trait_of_its_code(
     }
     (problem,) = read(tmp_path, row(attention_kernel=kernel, **named)).problems
     code = coded(problem.problem.software)
-    assert problem.problem.model.attention.kernel == attention
-    assert (code.softmax, code.flash, code.norm) == traits
+    assert problem.problem.model.attention == attention
+    assert (code.kernels.softmax, code.kernels.flash, code.kernels.norm) == traits
 
 
 def test_torchtitan_keeps_parameters_whole_in_pipelines(tmp_path: Path) -> None:
@@ -483,13 +524,9 @@ def test_a_row_that_names_deepspeed_is_of_its_pipeline(
     """Its kernels are those of Megatron's code, in fp16 for a GPT."""
     (problem,) = read(tmp_path, row(**named)).problems
     code = coded(problem.problem.software)
-    assert code.sends_in_turn == in_turn
-    assert (code.gate, code.rotary, code.wide_gradients, code.dropout) == (
-        "fused",
-        "fused",
-        False,
-        True,
-    )
+    assert code.pipeline.sends_in_turn == in_turn
+    assert (code.kernels.gate, code.kernels.rotary) == ("fused", "fused")
+    assert (code.gradients.wide, code.kernels.dropout) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -546,7 +583,10 @@ def test_how_a_row_s_tokens_reach_their_experts_is_read_and_makes_problems_of_th
     whole = stated | {"cuda_graph": "full_iteration"}
     problems = read(tmp_path, row(**shape), row(**shape, **stated), row(**shape, **whole)).problems
     codes = [coded(one.problem.software) for one in problems]
-    assert [(c.dispatches_once, c.overlaps_dispatch, c.graphs) for c in codes] == [
+    assert [
+        (code.experts.dispatches_once, code.experts.overlaps_dispatch, code.cuda_graphs)
+        for code in codes
+    ] == [
         (False, False, "none"),
         (True, True, "layers"),
         (True, True, "step"),
@@ -603,9 +643,9 @@ def test_heads_are_as_wide_as_those_of_a_preset_of_the_same_shape(tmp_path: Path
     }
     of_preset |= {"vocab": 151936, "ffn_hidden": 6144, "model": "m"}
     rows = (row(**of_preset), row(**of_preset | {"expert_ffn_hidden": 512}))
-    ((_, sample),) = tables.read(write_table(tmp_path / "rows.csv", *rows)).parts
-    assert sample.work.q_hidden.tolist() == [32 * 128, 2048]
-    assert sample.work.kv_hidden.tolist() == [4 * 128, 4 * 64]
+    models = models_of(write_table(tmp_path / "rows.csv", *rows))
+    assert [model.q_hidden for model in models] == [32 * 128, 2048]
+    assert [model.kv_hidden for model in models] == [4 * 128, 4 * 64]
 
 
 def test_a_row_has_the_kernels_of_a_preset_of_the_same_shape(tmp_path: Path) -> None:
@@ -618,9 +658,10 @@ def test_a_row_has_the_kernels_of_a_preset_of_the_same_shape(tmp_path: Path) -> 
         "top_k": 4,
     }
     gpt_oss |= {"vocab": 201088, "ffn_hidden": 2880, "model": "gpt-oss-20b"}
-    rows = (row(**gpt_oss), row(**gpt_oss | {"kv_heads": 4}))
-    ((_, sample),) = tables.read(write_table(tmp_path / "rows.csv", *rows)).parts
-    assert sample.work.clamped_gate.tolist() == sample.work.expert_biases.tolist() == [True, False]
+    rows = (row(**gpt_oss), row(**gpt_oss | {"heads": 60, "kv_heads": 4}))
+    models = models_of(write_table(tmp_path / "rows.csv", *rows))
+    assert [model.activation for model in models] == ["swiglu_clamped", "swiglu"]
+    assert [model.biases for model in models] == ["all", "none"]
 
 
 @pytest.mark.parametrize(
@@ -639,7 +680,7 @@ def test_how_a_row_s_tokens_are_routed(
     (problem,) = read(tmp_path, row(**MIXTURE, routing=routing, framework=framework)).problems
     assert problem.problem.model.mixture.routing == deals
     ((_, sample),) = tables.read(tmp_path / "rows.csv").parts
-    assert (sample.work.expert_deviation > 0).all() == (deals == "learned")
+    assert (mixture.deviation(sample.work.model) > 0) == (deals == "learned")
 
 
 def times(label: int, **by_size: float) -> list[dict[str, Any]]:
