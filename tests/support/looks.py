@@ -173,7 +173,7 @@ def first_weights(job: Job, rank: int, _: str) -> tuple[list[str], float]:
     """The parameters of which `rank` has other first weights than the whole model, and the share of
     blocks it draws.
     """
-    model._BLOCK_ELEMENTS = 200  # 3 rows of 64
+    model._VALUES_PER_SEED = 200  # 3 rows of 64
     whole = model.Gpt(
         job.model, sequence_length=job.sequence_length, layers=range(len(job.model.layers))
     )

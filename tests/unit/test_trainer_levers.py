@@ -319,7 +319,7 @@ def test_a_loss_by_rows_is_the_whole_one(
     logits = torch.randn(2, 9, 50, generator=generator).to(dtype).requires_grad_()
     expected = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
     (whole,) = torch.autograd.grad(3 * expected, logits)
-    monkeypatch.setattr("frontrunner.evaluators.trainer.parts.head._WIDENED_LOGITS", 200)
+    monkeypatch.setattr("frontrunner.evaluators.trainer.parts.head._LOGITS_IN_FP32", 200)
     softmax = torch.softmax
     monkeypatch.setattr(
         torch, "softmax", lambda x, **by: widened.append(len(x)) or softmax(x, **by)

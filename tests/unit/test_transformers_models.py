@@ -605,7 +605,7 @@ def test_the_balancing_loss_is_that_of_transformers_mixtral() -> None:
         < RELATIVE
     )
     mine.zero_grad()
-    mine.blocks["0"].feed_forward.weigh = lambda loss: 0 * loss
+    mine.blocks["0"].feed_forward.scale_loss = lambda loss: 0 * loss
     mine(tokens).square().mean().backward()
     assert apart(mine.blocks["0"].feed_forward.router.weight.grad, router) > 10 * RELATIVE
 
