@@ -26,6 +26,7 @@ from frontrunner.results.records import timestamp
 from frontrunner.results.states import AttemptState, CampaignState, TrialState
 from frontrunner.spaces.document import canonical_json
 from frontrunner.spaces.errors import CAMPAIGN_NAME, StoreUnusable, shown
+from frontrunner.spaces.model.model import Model
 from frontrunner.spaces.recipe import Recipe, current_fields, plain_recipe, stored_recipe
 
 SCHEMA_VERSION = 1
@@ -77,7 +78,7 @@ def document(
 
 
 def _refuse_unknown(table: Mapping[str, Any], found: object) -> None:
-    known = vars(found)
+    known = found.keys() if isinstance(found, Model) else vars(found)
     written = plain_recipe(found).keys() if isinstance(found, Recipe) else known.keys()
     for name, value in table.items():
         if name not in known and written <= table.keys():

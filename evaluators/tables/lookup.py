@@ -108,7 +108,7 @@ def _fits(found: TableProblem, problem: Problem, batch: GlobalBatch | None = Non
     """
     own, other = problem.model, found.problem.model
     return (
-        (own.layers, own.hidden) == (other.layers, other.hidden)
+        (len(own.layers), own.hidden) == (len(other.layers), other.hidden)
         and problem.sequence_length == found.problem.sequence_length
         and {row.recipe.devices for row in found.rows} == {problem.cluster.devices}
         and batch in (None, found.problem.global_batch)

@@ -354,7 +354,7 @@ def prepare_torch(job: Job, watch: Watch, mode: FakeTensorMode) -> None:  # noqa
         plain(first, second)
 
     for module in (experts, expert_parallel):
-        _around(module, "on_host")(_even_shares)
+        _around(module, "counts_on_host")(_even_shares)
 
     # DTensor infers shapes by running operators on fakes of global shape, as no rank ever does.
     @_around(ShardingPropagator, "_propagate_tensor_meta_non_cached")

@@ -21,7 +21,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from frontrunner.evaluators.trainer.layout import exchanged
 from frontrunner.evaluators.trainer.model import Gpt
-from frontrunner.evaluators.trainer.parts.experts import on_host
+from frontrunner.evaluators.trainer.parts.experts import counts_on_host
 from frontrunner.spaces.model.feed_forward import MixtureOfExperts
 from frontrunner.spaces.model.model import Model
 
@@ -105,7 +105,7 @@ class Dispatched:
     def __init__(self, ranks: ExpertRanks, rows: Tensor, sent: Tensor, received: Tensor) -> None:
         self._ranks = ranks
         totals = torch.cat([sent.sum(dim=1).unsqueeze(0), received.sum(dim=2)])
-        self._sent, *all_received = on_host(totals, rows=len(rows))
+        self._sent, *all_received = counts_on_host(totals, rows=len(rows))
         self._received, self._lengths = (
             all_received[ranks.tensor_rank],
             [sum(one) for one in all_received],

@@ -1,14 +1,14 @@
-"""A pre-norm GPT, whole or one pipeline stage of it, in plain torch modules, and its first weights.
+"""A pre-norm GPT, the whole model or one pipeline stage of it, and its first weights.
 
-Names of parameters are those of the whole model in both cases (`blocks.7.attention.query.weight`),
-so that seeding and checkpoints do not depend on the stages. Shapes below: B sequences, S tokens, H
-heads, D hidden width, V vocabulary.
+Parameters of a stage have their names in the whole model (`blocks.7.attention.query.weight`), so
+that first weights and checkpoints do not depend on the stages. Shapes in the docstrings are those
+of `parts`.
 
-First weights are the same under every parallel form: each parameter is drawn in blocks of rows,
-from a generator that is seeded for each by the job's seed, the name and the row, and a rank draws
-the blocks that it holds some of. Devices of different kinds draw different values. GPT-2's rule:
-normal with deviation 0.02, the projections that add to the residual stream scaled by 1 / sqrt(2 *
-layers); norms start at 1, biases and sinks at 0.
+First weights are the same under every form of parallelism: each parameter is drawn in groups of
+rows, from a generator that is seeded by the job's seed, the parameter's name and the first row, and
+a rank draws the groups that hold some of its rows. Devices of different kinds draw different
+values. GPT-2's rule applies: values are normal with deviation 0.02; projections that add to the
+residual stream are scaled by 1 / sqrt(2 * layers); norms start at 1, biases and sinks at 0.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from frontrunner.evaluators.trainer.layout import ContextRanks
+from frontrunner.evaluators.trainer.optimizer import local
 from frontrunner.evaluators.trainer.parts.attention import GroupedAttentionModule
 from frontrunner.evaluators.trainer.parts.block import Block
 from frontrunner.evaluators.trainer.parts.embedding import EmbeddingModule
@@ -36,7 +37,8 @@ from frontrunner.spaces.recipe import Recipe
 
 DEVIATION = 0.02
 NEUTRAL = Recipe(micro_batch_seqs=1, accumulation=1, devices=1)
-_BLOCK_ELEMENTS = 2**18
+# Values that are drawn from one seed. Changing it changes the first weights.
+_VALUES_PER_SEED = 2**18
 _RESIDUAL_PROJECTIONS = (
     "attention.output.weight",
     "feed_forward.down.weight",
@@ -46,8 +48,10 @@ _RESIDUAL_PROJECTIONS = (
 
 
 class Gpt(nn.Module):
-    """The blocks `layers`, with the embedding before the first layer and the norm and head after
-    the last.
+    """The layers `layers` of the model, as blocks.
+
+    The stage with the first layer also has the embedding, and the stage with the last layer also
+    has the last norm and the head.
     """
 
     def __init__(
@@ -62,43 +66,47 @@ class Gpt(nn.Module):
         super().__init__()
         self._loss_chunks = recipe.loss_chunks
         self._sequence_shards = recipe.tensor_parallel if recipe.sequence_parallel else 1
-        first, last = layers.start == 0, layers.stop == len(shape.layers)
-        if shape.head.tied and not (first and last):
+        self._sequence_length = sequence_length
+        self._softcap = shape.head.softcap
+        is_first = layers.start == 0
+        is_last = layers.stop == len(shape.layers)
+        if shape.head.tied and not (is_first and is_last):
             raise ValueError(
                 "tied embeddings need the first and the last layer in the same pipeline stage"
             )
-        self._sequence_length, self._softcap = sequence_length, shape.head.softcap
         self._tables: dict[tuple[RotaryPositions, int], RotaryTable] = {}
-        tables = [self._table(shape.layers[number].attention) for number in layers]
-        start = 0 if context is None else context.positions(sequence_length).start
+        first_position = 0 if context is None else context.positions(sequence_length).start
         self.embedding = (
-            EmbeddingModule(shape.embedding, sequence_length=sequence_length, first_position=start)
-            if first
+            EmbeddingModule(
+                shape.embedding, sequence_length=sequence_length, first_position=first_position
+            )
+            if is_first
             else None
         )
-        on_host = HostActivations() if recipe.activation_offload else None
-        self.blocks = nn.ModuleDict(
-            {
-                str(number): Block(
-                    shape.layers[number],
-                    table,
-                    recipe,
-                    context,
-                    on_host,
-                    first_position=start,
-                )
-                for number, table in zip(layers, tables, strict=True)
-            }
-        )
-        self.norm = make_norm(shape.norm, shape.hidden) if last else None
+        host_activations = HostActivations() if recipe.activation_offload else None
+        self.blocks = nn.ModuleDict()
+        for number in layers:
+            layer = shape.layers[number]
+            self.blocks[str(number)] = Block(
+                layer,
+                self._rotary_table(layer.attention),
+                recipe,
+                context,
+                host_activations,
+                first_position=first_position,
+            )
+        self.norm = make_norm(shape.norm, shape.hidden) if is_last else None
         self.head: nn.Module | None = None
         if shape.head.tied and self.embedding is not None:
             self.head = TiedHead(self.embedding)
-        elif last:
+        elif is_last:
             self.head = nn.Linear(shape.hidden, shape.head.rows, bias=False)
 
-    def _table(self, attention: Attention) -> RotaryTable | None:
-        """Return the rotary table of an attention; those that rotate alike share it."""
+    def _rotary_table(self, attention: Attention) -> RotaryTable | None:
+        """Return the rotary table of a layer's attention, or None if it does not rotate.
+
+        Layers that rotate in the same way share a table.
+        """
         if attention.rotary is None:
             return None
         key = attention.rotary, attention.rotated_width
@@ -108,39 +116,47 @@ class Gpt(nn.Module):
 
     @property
     def mixtures(self) -> dict[str, MixtureModule]:
-        """The mixtures of experts, by their blocks' names."""
-        parts = {
+        """The mixtures of experts, by the names of their blocks."""
+        feed_forwards = {
             f"blocks.{layer}": cast("Block", block).feed_forward
             for layer, block in self.blocks.items()
         }
-        return {name: part for name, part in parts.items() if isinstance(part, MixtureModule)}
+        return {
+            name: part for name, part in feed_forwards.items() if isinstance(part, MixtureModule)
+        }
 
     def compile_blocks(
         self, compiled: Callable[[Transform], Transform], device: torch.device
     ) -> None:
-        """Run each block, of one with experts its attention, as `compiled` makes it from now on, on
-        `device`.
+        """Compile each block, or the attention of a block with experts.
+
+        Args:
+            compiled: Returns a function in compiled form.
+            device: The device that the model runs on.
         """
+        # torch.compile takes no function that changes an object, so caches are filled before.
         for table in self._tables.values():
-            table.on(device)  # torch.compile takes no function that changes what lies outside it
-        # What is to be computed again is compiled with the rest: around a compiled function torch's
-        # checkpoint fails.
+            table.on(device)
         for block in cast("Iterable[Block]", self.blocks.values()):
             if device.type == "cuda" and isinstance(block.attention, GroupedAttentionModule):
-                block.attention.mixer.prepare(self._sequence_length, device)
-            if isinstance(
-                block.feed_forward, MixtureModule
-            ):  # whose shapes change with every micro-batch
+                block.attention.dot_product.prepare(self._sequence_length, device)
+            # Recompute is compiled with the layer: torch's checkpoint fails around a compiled
+            # function.
+            if isinstance(block.feed_forward, MixtureModule):
+                # The experts' shapes change with every micro-batch.
                 block.attend = compiled(block.attend)
             else:
                 block.run = compiled(block.run)
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Token ids [B, S], or the previous stage's [B, S, D] -> [B, S, D], or logits [B, S, V] in
-        the last stage.
+        """Run the stage.
 
-        Given `targets`, token ids [B, S], the last stage computes its loss in pieces instead, a
-        scalar.
+        Args:
+            x: Token ids [B, S] in the first stage, else the previous stage's output [B, S, D].
+            targets: Token ids [B, S], with which the last stage computes its loss in chunks.
+
+        Returns:
+            [B, S, D]; in the last stage logits [B, S, V], or the loss if there are `targets`.
         """
         if self.embedding is not None:
             x = self.embedding(x)
@@ -152,24 +168,27 @@ class Gpt(nn.Module):
 
     def _logits(self, x: Tensor) -> Tensor:
         logits: Tensor = cast("nn.Module", self.head)(cast("nn.Module", self.norm)(x))
-        return (
-            logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
-        )
+        if self._softcap is None:
+            return logits
+        return self._softcap * torch.tanh(logits / self._softcap)
 
     def _chunked_loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean over equal pieces of x [B, S / shards, D], each run again in the backward
-        pass.
+        """Return the mean loss over equal chunks of the positions, which are recomputed.
+
+        Args:
+            x: [B, S / sequence-parallel ranks, D].
+            targets: Token ids [B, S].
         """
-        # Gathering piece i of every shard puts those pieces side by side, which are apart in the
-        # sequence.
-        pieces = targets.view(targets.shape[0], self._sequence_shards, self._loss_chunks, -1)
+        # The head gathers chunk i of every sequence-parallel rank. Those chunks lie side by side
+        # then, but apart in the sequence.
+        chunks = targets.view(targets.shape[0], self._sequence_shards, self._loss_chunks, -1)
         losses = [
-            recomputed(self._piece_loss, part, pieces[:, :, number].flatten(1))
-            for number, part in enumerate(x.chunk(self._loss_chunks, dim=1))
+            recomputed(self._chunk_loss, chunk, chunks[:, :, number].flatten(1))
+            for number, chunk in enumerate(x.chunk(self._loss_chunks, dim=1))
         ]
         return torch.stack(losses).mean()
 
-    def _piece_loss(self, x: Tensor, targets: Tensor) -> Tensor:
+    def _chunk_loss(self, x: Tensor, targets: Tensor) -> Tensor:
         return mean_cross_entropy(self._logits(x), targets)
 
 
@@ -181,47 +200,55 @@ def initialize(
     layers: int,
     device: torch.device | None = None,
 ) -> None:
-    """Fill the materialized `parameters`, given with their names in the whole model of `layers`
-    layers.
+    """Fill parameters with their first weights.
 
-    Values are drawn on `device`, which is where a parameter lies unless stated.
+    Args:
+        parameters: Materialized parameters, with their names in the whole model.
+        seed: The job's seed.
+        layers: Layers of the whole model.
+        device: Where values are drawn; by default where the parameter lies.
     """
     for name, parameter in parameters:
-        is_bias = name.endswith((".bias", "sinks.weight"))
-        if is_bias or "norm" in name.rsplit(".", 2)[-2]:
-            parameter.fill_(0.0 if is_bias else 1.0)
+        is_zero = name.endswith((".bias", "sinks.weight"))
+        if is_zero or "norm" in name.rsplit(".", 2)[-2]:
+            parameter.fill_(0.0 if is_zero else 1.0)
             continue
-        deviation = (
-            DEVIATION / (2 * layers) ** 0.5 if name.endswith(_RESIDUAL_PROJECTIONS) else DEVIATION
-        )
+        deviation = DEVIATION
+        if name.endswith(_RESIDUAL_PROJECTIONS):
+            deviation = DEVIATION / (2 * layers) ** 0.5
         generator = torch.Generator(device or parameter.device)
-        (held, columns), (height, width) = _held(parameter), parameter.shape
-        part = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        rows = max(1, _BLOCK_ELEMENTS // width)
-        drawn = torch.empty(min(rows, height), width, device=generator.device)
-        for start in range(held.start - held.start % rows, held.stop, rows):
+        local_rows, local_columns = _local_ranges(parameter)
+        height, width = parameter.shape
+        local_part = local(parameter)
+        group_rows = max(1, _VALUES_PER_SEED // width)
+        buffer = torch.empty(min(group_rows, height), width, device=generator.device)
+        first_group = local_rows.start - local_rows.start % group_rows
+        for start in range(first_group, local_rows.stop, group_rows):
             digest = hashlib.sha256(f"{seed}:{name}:{start}".encode()).digest()
             generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-            block = drawn[: height - start].normal_(0.0, deviation, generator=generator)
-            ours = range(max(start, held.start), min(start + rows, held.stop))
-            part[ours.start - held.start : ours.stop - held.start] = block[
-                ours.start - start : ours.stop - start, columns.start : columns.stop
+            values = buffer[: height - start].normal_(0.0, deviation, generator=generator)
+            first = max(start, local_rows.start)
+            end = min(start + group_rows, local_rows.stop)
+            local_part[first - local_rows.start : end - local_rows.start] = values[
+                first - start : end - start, local_columns.start : local_columns.stop
             ]
 
 
-def _held(parameter: nn.Parameter) -> list[range]:
-    """Return, for each dimension of the whole parameter, what this rank holds of it."""
-    held = [range(size) for size in parameter.shape]
-    if isinstance(parameter, DTensor):
-        # Mesh dimensions split from the outermost to the innermost, but for strided ones, which
-        # split what those have left: tensor parallelism is applied before FSDP2 shards, and stands
-        # further in.
-        mesh, placements = parameter.device_mesh, parameter.placements
-        for number in sorted(
-            range(mesh.ndim), key=lambda number: hasattr(placements[number], "split_factor")
-        ):
-            along = getattr(placements[number], "dim", None)
-            if along is not None:  # as torch.chunk splits
-                size, index = -(-len(held[along]) // mesh.size(number)), mesh.get_local_rank(number)
-                held[along] = held[along][index * size : (index + 1) * size]
-    return held
+def _local_ranges(parameter: nn.Parameter) -> list[range]:
+    """Return the range of this rank's part in each dimension of the whole parameter."""
+    ranges = [range(size) for size in parameter.shape]
+    if not isinstance(parameter, DTensor):
+        return ranges
+    # The dimensions of a mesh split a parameter from the outermost to the innermost. Strided ones
+    # come last: tensor parallelism is applied before FSDP2 shards, and its dimension lies further
+    # in, so FSDP2's dimension splits what tensor parallelism has left.
+    mesh = parameter.device_mesh
+    is_strided = [hasattr(placement, "split_factor") for placement in parameter.placements]
+    for number in sorted(range(mesh.ndim), key=is_strided.__getitem__):
+        dimension = getattr(parameter.placements[number], "dim", None)
+        if dimension is not None:
+            whole = ranges[dimension]
+            size = -(-len(whole) // mesh.size(number))  # as torch.chunk splits
+            index = mesh.get_local_rank(number)
+            ranges[dimension] = whole[index * size : (index + 1) * size]
+    return ranges

@@ -165,10 +165,10 @@ def _build_part(job: Job, layout: Layout, layers: range, device: torch.device) -
         apply_expert_parallel(module, layout.experts["experts", "expert_tensor"])
     for mixture in module.mixtures.values():
         if recipe.sequence_parallel:
-            mixture.parts.append(layout.mesh["tensor"].get_group())
-            mixture.summed = recipe.tensor_parallel
+            mixture.sequence_groups.append(layout.mesh["tensor"].get_group())
+            mixture.summed_ranks = recipe.tensor_parallel
         if layout.context is not None:
-            mixture.parts.append(layout.context.group)
+            mixture.sequence_groups.append(layout.context.group)
     part = spread(module, layout, job.precision, device)
     if recipe.async_tensor_parallel:
         overlap_when_compiled(layout.mesh["tensor"])
@@ -195,7 +195,7 @@ class TorchStepper(Stepper):
         for name, mixture in (
             one for part in self._parts.values() for one in cast("Gpt", part.model).mixtures.items()
         ):
-            mixture.weigh = lambda loss: self.scale.scaled(loss / recipe.accumulation)
+            mixture.scale_loss = lambda loss: self.scale.scaled(loss / recipe.accumulation)
             if mixture.balance is not None:
                 self._balances[name] = mixture.balance.on(device)
         self._named = [named for part in self._parts.values() for named in part.named_parameters()]

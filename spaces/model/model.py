@@ -193,7 +193,7 @@ class Model:
         """The mixture of experts of all layers but the leading dense ones; None: a dense model."""
         return self.layers[-1].mixture
 
-    @property
+    @cached_property
     def dense_layers(self) -> int:
         """Leading layers without experts, in a model whose other layers have them."""
         return sum(layer.mixture is None for layer in self.layers) if self.mixture else 0

@@ -39,7 +39,7 @@ def _table() -> type:
         kind: Any = Annotated[one.type, Field(description=described[one.name])]
         default = field() if one.default is REQUIRED else field(default=one.default)
         columns.append((one.name, kind, default))
-    return make_dataclass("Model", columns, kw_only=True)
+    return make_dataclass("Model", columns, kw_only=True, namespace={"__doc__": Model.__doc__})
 
 
 def _descriptions() -> dict[str, str]:

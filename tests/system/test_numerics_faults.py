@@ -67,8 +67,8 @@ FAULTS = {
         ),
         "pieces of the loss are of other targets": (
             "model.py",
-            "pieces[:, :, number].flatten(1)",
-            "pieces[:, :, -1 - number].flatten(1)",
+            "chunks[:, :, number].flatten(1)",
+            "chunks[:, :, -1 - number].flatten(1)",
         ),
     },
     "tp2-sp-pp2-gpipe-selective": {
@@ -197,8 +197,8 @@ FAULTS = {
         ),
         "what a token's experts find goes to other tokens": (
             "parts/mixture.py",
-            "found[order.argsort()]",
-            "found[order]",
+            "outputs[order.argsort()]",
+            "outputs[order]",
         ),
     },
     "tp2-sp-etp2": {
@@ -211,8 +211,8 @@ FAULTS = {
     "pp2-of-gemma": {
         "a stage's layers have the windows of the first ones": (
             "model.py",
-            "                    shape.layers[number],",
-            "                    shape.layers[number - layers.start],",
+            "shape.layers[number]",
+            "shape.layers[number - layers.start]",
         ),
     },
     "tp2-sp-cp2-of-gemma": {
@@ -247,7 +247,7 @@ FAULTS = {
     "balanced-cp2-dp2-zero1-ep2": {
         "positions of latent attention are those of the first context rank": (
             "parts/latent_attention.py",
-            "start=self._start",
+            "start=self._first_position",
             "start=0",
         ),
         "the loss that balances experts is one of each micro-batch": (
@@ -257,7 +257,7 @@ FAULTS = {
         ),
         "the loss that balances experts sees a part of each sequence": (
             "parts/mixture.py",
-            "for group in self.parts:",
+            "for group in self.sequence_groups:",
             "for group in []:",
         ),
     },

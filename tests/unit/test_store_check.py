@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from frontrunner.results.check import Check, check
 from frontrunner.results.outcome import FailureKind
 from frontrunner.results.states import CampaignState
 from frontrunner.results.store import Store, open_store
-from frontrunner.spaces.document import canonical_json, recipe_id
+from frontrunner.spaces.document import as_table, canonical_json, recipe_id
 from frontrunner.spaces.sharding import Sharding
 from support.small_space import small_problem
 from support.store_contract import (
@@ -177,7 +177,7 @@ def fill(store: Store) -> None:
     writer.event("tick")
     writer.event("tock")
     problem = small_problem()
-    spec_json = canonical_json({"search": {"strategy": "random"}, "problem": asdict(problem)})
+    spec_json = canonical_json({"search": {"strategy": "random"}, "problem": as_table(problem)})
     made = store.create_campaign(
         name="second", spec_json=spec_json, legal_recipes=2, problem_summary={}
     )

@@ -33,7 +33,7 @@ from frontrunner.evaluators.trainer.model import Gpt, initialize
 from frontrunner.evaluators.trainer.optimizer import FIRST_FACTOR, STEPS_BEFORE_GROWTH, LossScale
 from frontrunner.evaluators.trainer.parts import attention_kernels
 from frontrunner.evaluators.trainer.parts import experts as expert_module
-from frontrunner.evaluators.trainer.parts.attention_kernels import Mixer
+from frontrunner.evaluators.trainer.parts.attention_kernels import DotProductAttention
 from frontrunner.evaluators.trainer.parts.experts import Experts
 from frontrunner.evaluators.trainer.parts.feed_forward import activated
 from frontrunner.evaluators.trainer.parts.mixture import Balance, MixtureModule
@@ -331,12 +331,13 @@ def test_attention_in_blocks_is_that_of_all_scores(
     form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What `torch.compile` makes a kernel of, against products and masks: results and gradients."""
-    monkeypatch.setattr(attention_kernels, "_flex_attention", lambda: flex.flex_attention)
+    monkeypatch.setattr(attention_kernels, "_compiled_flex_attention", lambda: flex.flex_attention)
     monkeypatch.setattr(
         flex, "_validate_device", lambda *_: None
     )  # torch differentiates it on CPUs, and refuses to
     shape, length = small_model(**form), 160  # more than one block
-    mixer, generator = Mixer(shape.attention), torch.Generator().manual_seed(0)
+    attention = DotProductAttention(shape.attention)
+    generator = torch.Generator().manual_seed(0)
 
     def drawn(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -347,7 +348,8 @@ def test_attention_in_blocks_is_that_of_all_scores(
     ]
     inputs += [drawn(shape.attention.heads)] if shape.attention.sinks else []
     sinks = inputs[3] if shape.attention.sinks else None
-    in_blocks, plain = mixer._in_blocks(*inputs[:3], sinks), mixer.mix(*inputs[:3], sinks)
+    in_blocks = attention._flex_attend(*inputs[:3], sinks)
+    plain = attention.attend(*inputs[:3], sinks)
     torch.testing.assert_close(in_blocks, plain)
     weights = torch.randn(plain.shape, generator=generator, dtype=torch.float64)
     gradients = (
@@ -680,13 +682,13 @@ def test_grouped_products_are_those_of_each_expert(
 
 def test_counts_of_experts_go_to_the_host_once_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
-    plain = expert_module.on_host
+    plain = expert_module.counts_on_host
 
     def recorded(counts: Tensor, *, rows: int) -> list[Any]:
         reads.append(rows)
         return plain(counts, rows=rows)
 
-    monkeypatch.setattr(expert_module, "on_host", recorded)
+    monkeypatch.setattr(expert_module, "counts_on_host", recorded)
     experts = Experts(small_model(**EXPERTS).mixture)
     experts(torch.randn(10, 64), torch.tensor([3, 0, 7, 0]))
     assert reads == [10]

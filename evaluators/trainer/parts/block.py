@@ -12,7 +12,11 @@ from frontrunner.evaluators.trainer.parts.host_activations import HostActivation
 from frontrunner.evaluators.trainer.parts.latent_attention import LatentAttentionModule
 from frontrunner.evaluators.trainer.parts.mixture import MixtureModule
 from frontrunner.evaluators.trainer.parts.norms import make_norm
-from frontrunner.evaluators.trainer.parts.recompute import Transform, recomputed, recomputing
+from frontrunner.evaluators.trainer.parts.recompute import (
+    Transform,
+    recomputed,
+    selective_contexts,
+)
 from frontrunner.evaluators.trainer.parts.rotary import RotaryTable
 from frontrunner.spaces.model.attention import LatentAttention
 from frontrunner.spaces.model.feed_forward import MixtureOfExperts
@@ -21,8 +25,14 @@ from frontrunner.spaces.recipe import Recipe
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to its input, one after the other or
-    both at once.
+    """One layer: attention and a feed-forward part, each behind a norm and added to its input.
+
+    The feed-forward part reads what attention has added to, or, in models with a parallel residual,
+    the layer's input.
+
+    Attributes:
+        run: The whole layer, with the recipe's recompute. `Gpt.compile_blocks` compiles it.
+        attend: The half with attention. `Gpt.compile_blocks` compiles it in layers with experts.
     """
 
     def __init__(
@@ -31,15 +41,17 @@ class Block(nn.Module):
         rotary: RotaryTable | None,
         recipe: Recipe,
         context: ContextRanks | None,
-        on_host: HostActivations | None,
+        host_activations: HostActivations | None,
         *,
         first_position: int = 0,
     ) -> None:
         super().__init__()
-        self._recomputing = recomputing(recipe.recompute)
-        self._on_host, self._rotary = on_host, rotary
-        self._moves_kept = on_host is not None and recipe.recompute == "selective"
-        self._tiles, self._is_parallel = recipe.feed_forward_tiles, layer.parallel_residual
+        self._recompute = recipe.recompute
+        self._selective_contexts = selective_contexts()
+        self._host_activations = host_activations
+        self._rotary = rotary
+        self._tiles = recipe.feed_forward_tiles
+        self._is_parallel = layer.parallel_residual
         self.run: Transform = self._run_recomputing
         self.attend: Transform = self._attend
         hidden = layer.hidden
@@ -56,47 +68,51 @@ class Block(nn.Module):
         self.attention_output_norm = make_norm(layer.norm, hidden) if layer.post_norms else None
         self.feed_forward_norm = make_norm(layer.norm, hidden)
         self.feed_forward = (
-            MixtureModule(layer.feed_forward, on_host)
+            MixtureModule(layer.feed_forward, host_activations)
             if isinstance(layer.feed_forward, MixtureOfExperts)
             else FeedForwardModule(layer.feed_forward)
         )
         self.feed_forward_output_norm = make_norm(layer.norm, hidden) if layer.post_norms else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, S, D] -> [B, S, D], recomputing in the backward pass what the recipe says."""
-        if self._on_host is not None and torch.is_grad_enabled():
-            tables = () if self._rotary is None else self._rotary.on(x.device)
-            with self._on_host.layer(x.device, (*self.parameters(), *tables)):
-                return self.run(x)
-        return self.run(x)
+        """[B, S, D] -> [B, S, D]."""
+        if self._host_activations is None or not torch.is_grad_enabled():
+            return self.run(x)
+        tables = () if self._rotary is None else self._rotary.on(x.device)
+        with self._host_activations.layer(x.device, (*self.parameters(), *tables)):
+            return self.run(x)
 
     def _run_recomputing(self, x: Tensor) -> Tensor:
-        if self._recomputing is None or not torch.is_grad_enabled():
+        if self._recompute == "none" or not torch.is_grad_enabled():
             return self._transform(x)
-        # A compiled layer hands what it keeps to its backward pass, where hooks see it.
-        if self._moves_kept and not torch.compiler.is_compiling():
-            on_host = cast("HostActivations", self._on_host)
-            return recomputed(self._transform, x, context_fn=on_host.selective_contexts)
-        return self._recomputing(self._transform, x)
+        if self._recompute == "full":
+            return recomputed(self._transform, x)
+        # What a compiled layer keeps is handed to its backward pass, where the hooks of offloading
+        # see it.
+        if self._host_activations is None or torch.compiler.is_compiling():
+            return recomputed(self._transform, x, context_fn=self._selective_contexts)
+        return recomputed(self._transform, x, context_fn=self._host_activations.selective_contexts)
 
     def _transform(self, x: Tensor) -> Tensor:
-        after = self.attend(x)
-        x = x if self._is_parallel else after
+        attended = self.attend(x)
+        feed_forward_input = x if self._is_parallel else attended
         if self._tiles == 1:
-            return after + self._normed_feed_forward(x)
+            return attended + self._feed_forward(feed_forward_input)
         tiles = [
-            recomputed(self._normed_feed_forward, tile) for tile in x.chunk(self._tiles, dim=1)
+            recomputed(self._feed_forward, tile)
+            for tile in feed_forward_input.chunk(self._tiles, dim=1)
         ]
-        return after + torch.cat(tiles, dim=1)
+        return attended + torch.cat(tiles, dim=1)
 
     def _attend(self, x: Tensor) -> Tensor:
         mixed: Tensor = self.attention(self.attention_norm(x))
-        return x + (
-            mixed if self.attention_output_norm is None else self.attention_output_norm(mixed)
-        )
+        if self.attention_output_norm is not None:
+            mixed = self.attention_output_norm(mixed)
+        return x + mixed
 
-    def _normed_feed_forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.feed_forward(self.feed_forward_norm(x))
-        return (
-            found if self.feed_forward_output_norm is None else self.feed_forward_output_norm(found)
-        )
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        """Return the feed-forward part's output between its norms, without the input."""
+        output: Tensor = self.feed_forward(self.feed_forward_norm(x))
+        if self.feed_forward_output_norm is not None:
+            output = self.feed_forward_output_norm(output)
+        return output

@@ -1,4 +1,4 @@
-"""Token embedding and learned positions."""
+"""Token embedding, with learned positions where the model has them."""
 
 import math
 from typing import cast
@@ -11,8 +11,9 @@ from frontrunner.spaces.model.tables import Embedding
 
 
 class EmbeddingModule(nn.Module):
-    """Token embedding, plus learned positions where the model has them, from `first_position`
-    on.
+    """Embedding of tokens, to which learned positions are added if the model has them.
+
+    With context parallelism, the first token of this rank has the position `first_position`.
     """
 
     def __init__(self, part: Embedding, *, sequence_length: int, first_position: int) -> None:
@@ -30,10 +31,9 @@ class EmbeddingModule(nn.Module):
         if self._scale is not None:
             x = x * self._scale
         if self.positions is not None:
-            numbers = self._first_position + torch.arange(tokens.shape[1], device=tokens.device)
+            positions = self._first_position + torch.arange(tokens.shape[1], device=tokens.device)
             if isinstance(self.positions.weight, DTensor):
-                numbers = numbers.expand_as(
-                    tokens
-                )  # a tensor-parallel embedding shards its output along S
-            x = x + self.positions(numbers)
+                # A tensor-parallel embedding shards its output along S, the second dimension.
+                positions = positions.expand_as(tokens)
+            x = x + self.positions(positions)
         return cast("Tensor", x)

@@ -1,4 +1,4 @@
-"""Dense feed-forward part, and the activations of all feed-forward parts."""
+"""Dense feed-forward part, and the activations that it shares with experts."""
 
 from typing import cast
 
@@ -10,10 +10,15 @@ from frontrunner.spaces.model.feed_forward import DenseFeedForward
 
 
 def activated(activation: str, up: Tensor, gate: Tensor | None) -> Tensor:
-    """Return the activation of the first product, gated by the second where there is one.
+    """Return the activation inside a feed-forward part.
 
-    The clamped form is gpt-oss's, with the figures of its code (github.com/openai/gpt-oss,
-    gpt_oss/torch/model.py).
+    The clamped form is the one of gpt-oss, with the constants of its code
+    (github.com/openai/gpt-oss, gpt_oss/torch/model.py).
+
+    Args:
+        activation: The activation's name in the model, as "swiglu".
+        up: Product of the input and the first matrix, [..., F].
+        gate: Product with the gating matrix, of the same shape; None if the model has no gate.
     """
     if activation == "relu":
         return functional.relu(up)
@@ -30,14 +35,19 @@ def activated(activation: str, up: Tensor, gate: Tensor | None) -> Tensor:
 
 
 class FeedForwardModule(nn.Module):
-    """D -> ffn -> GELU -> D; or D -> ffn, twice, one gating the other -> D (as in SwiGLU, arXiv
-    2002.05202).
+    """Two matrices, D to F and F to D, with an activation between them.
+
+    Gated models have a second matrix from D to F, whose product gates the first one's, as in SwiGLU
+    (arXiv 2002.05202).
     """
 
     def __init__(self, part: DenseFeedForward) -> None:
         super().__init__()
-        self._activation, self._is_gated = part.activation, part.is_gated
-        hidden, width, has_biases = part.hidden, part.ffn_hidden, part.has_biases
+        hidden = part.hidden
+        width = part.ffn_hidden
+        has_biases = part.has_biases
+        self._activation = part.activation
+        self._is_gated = part.is_gated
         if self._is_gated:
             self.gate = nn.Linear(hidden, width, bias=has_biases)
         self.up = nn.Linear(hidden, width, bias=has_biases)

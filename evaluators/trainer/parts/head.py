@@ -1,4 +1,4 @@
-"""The tied output projection, and the loss."""
+"""The tied output projection, and the loss that is computed from the logits."""
 
 from typing import Any, cast
 
@@ -9,11 +9,12 @@ from torch.nn import functional
 
 from frontrunner.evaluators.trainer.parts.embedding import EmbeddingModule
 
-_WIDENED_LOGITS = 2**24
+# Logits that are converted to fp32 at a time, 64 MiB. More would add to the step's peak memory.
+_LOGITS_IN_FP32 = 2**24
 
 
 class TiedHead(nn.Module):
-    """The output projection that uses the token embedding's weight; it owns no parameter itself."""
+    """The output projection that uses the token embedding's weight; it has no parameter itself."""
 
     def __init__(self, embedding: EmbeddingModule) -> None:
         super().__init__()
@@ -26,27 +27,35 @@ class TiedHead(nn.Module):
 
 
 def mean_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean over all tokens, in fp32, of logits [B, S, V] against token ids [B, S].
+    """Return the mean cross-entropy over all tokens, in fp32.
 
-    Logits that are split over the vocabulary need `loss_parallel`, here and in the backward pass.
-    Many of them are widened some rows at a time, unless the loss is compiled.
+    A large number of logits is converted to fp32 piece by piece, unless the loss is compiled.
+
+    Args:
+        logits: [B, S, V]. If they are split over the vocabulary, this function and the backward
+            pass must run under `loss_parallel`.
+        targets: Token ids [B, S].
     """
-    is_special = isinstance(logits, DTensor) or torch.compiler.is_compiling()
-    if logits.numel() > _WIDENED_LOGITS and not is_special:
-        return cast("Tensor", _RowsCrossEntropy.apply(logits.flatten(0, 1), targets.flatten()))  # type: ignore[no-untyped-call]
+    is_whole = isinstance(logits, DTensor) or torch.compiler.is_compiling()
+    if logits.numel() > _LOGITS_IN_FP32 and not is_whole:
+        return cast(
+            "Tensor",
+            _PiecewiseCrossEntropy.apply(logits.flatten(0, 1), targets.flatten()),  # type: ignore[no-untyped-call]
+        )
     loss = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(0, 1))
     return loss.full_tensor() if isinstance(loss, DTensor) else loss
 
 
-class _RowsCrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy, of which no more than the logits and their gradient in the same type are
-    held at a time.
+class _PiecewiseCrossEntropy(torch.autograd.Function):
+    """Mean cross-entropy in pieces of some rows.
+
+    Besides the logits and their gradient in the logits' type, it needs fp32 values of one piece.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
         ctx.save_for_backward(logits, targets)
-        rows = max(1, _WIDENED_LOGITS // logits.shape[1])
+        rows = max(1, _LOGITS_IN_FP32 // logits.shape[1])
         pieces = zip(torch.split(logits, rows), torch.split(targets, rows), strict=True)
         sums = [
             functional.cross_entropy(piece.float(), target, reduction="sum")
@@ -57,11 +66,13 @@ class _RowsCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
         logits, targets = ctx.saved_tensors
-        found, rows = torch.empty_like(logits), max(1, _WIDENED_LOGITS // logits.shape[1])
+        logits_gradient = torch.empty_like(logits)
+        rows = max(1, _LOGITS_IN_FP32 // logits.shape[1])
         scale = gradients[0] / len(targets)
-        split = (torch.split(one, rows) for one in (logits, targets, found))
-        for piece, target, out in zip(*split, strict=True):
-            wide = torch.softmax(piece, dim=-1, dtype=torch.float32)
-            wide.scatter_add_(1, target[:, None], wide.new_full((len(target), 1), -1.0))
-            out.copy_(wide.mul_(scale))
-        return found, None
+        pieces = (torch.split(tensor, rows) for tensor in (logits, targets, logits_gradient))
+        for piece, target, piece_gradient in zip(*pieces, strict=True):
+            # The gradient is softmax minus 1 at the target.
+            values = torch.softmax(piece, dim=-1, dtype=torch.float32)
+            values.scatter_add_(1, target[:, None], values.new_full((len(target), 1), -1.0))
+            piece_gradient.copy_(values.mul_(scale))
+        return logits_gradient, None

@@ -1,4 +1,4 @@
-"""Recomputing in the backward pass what a layer's forward pass does not keep."""
+"""Recompute: the backward pass runs a function again instead of keeping what it saved."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import SAC_IGNORED_OPS, checkpoint, create_selective_checkpoint_contexts
 
-# Matrix products and attention are the costly ones; the collectives are kept because recomputing is
-# communication. Names, because a build of torch has only the attention kernels of its devices.
+# Operators whose results selective recompute keeps: matrix products and attention, because they
+# take most of the time, and collectives, because running them again is communication. They are
+# listed by name because a build of torch has only the attention kernels of its devices.
 _KEPT_BY_SELECTIVE_RECOMPUTE = (
     ("aten", "mm"),
     ("aten", "addmm"),
@@ -23,8 +24,8 @@ _KEPT_BY_SELECTIVE_RECOMPUTE = (
     ("_c10d_functional", "all_to_all_single"),
 )
 
-# Where FSDP2 runs a module within a layer again it opens more ranges for torch's profiler than the
-# first time.
+# Selective recompute expects the same operators in both runs. Where FSDP2 runs a module within a
+# layer again, it opens more ranges for torch's profiler than in the first run.
 SAC_IGNORED_OPS.update(
     (
         torch.ops.profiler._record_function_enter_new.default,
@@ -36,9 +37,7 @@ Transform = Callable[[Tensor], Tensor]
 
 
 def recomputed(function: Callable[..., Tensor], *inputs: Tensor, **options: Any) -> Tensor:
-    """Return `function(*inputs)`, of which only the inputs are kept: the backward pass calls the
-    function again.
-    """
+    """Return `function(*inputs)` and keep only the inputs. The backward pass calls it again."""
     return cast(
         "Tensor",
         checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, **options),
@@ -47,19 +46,14 @@ def recomputed(function: Callable[..., Tensor], *inputs: Tensor, **options: Any)
 
 @cache
 def kept_operators() -> tuple[torch._ops.OpOverload, ...]:
-    """Return the operators whose results selective recompute keeps, of those that torch has."""
+    """Return the operators whose results selective recompute keeps, if this torch has them."""
     packets = [
-        getattr(getattr(torch.ops, space), name, None)
-        for space, name in _KEPT_BY_SELECTIVE_RECOMPUTE
+        getattr(getattr(torch.ops, namespace), name, None)
+        for namespace, name in _KEPT_BY_SELECTIVE_RECOMPUTE
     ]
     return tuple(packet.default for packet in packets if packet is not None)
 
 
-def recomputing(recompute: str) -> Callable[[Transform, Tensor], Tensor] | None:
-    """Return how to run a block so that it keeps only what `recompute` says; None keeps
-    everything.
-    """
-    if recompute != "selective":
-        return None if recompute == "none" else recomputed
-    kept = list(kept_operators())
-    return partial(recomputed, context_fn=partial(create_selective_checkpoint_contexts, kept))
+def selective_contexts() -> Callable[[], Any]:
+    """Return the `context_fn` with which `recomputed` keeps the results of `kept_operators`."""
+    return partial(create_selective_checkpoint_contexts, list(kept_operators()))

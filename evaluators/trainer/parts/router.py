@@ -1,4 +1,4 @@
-"""The router of a mixture of experts."""
+"""The router of a mixture of experts: a linear layer that computes in fp32."""
 
 from typing import Any, cast
 
@@ -7,9 +7,40 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
+class Router(nn.Linear):
+    """The linear layer whose outputs rank the experts for each token."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, D] -> [N, E] in fp32."""
+        return wide_product(x, self.weight, self.bias)
+
+
+def wide_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return a linear layer's outputs in fp32 or wider, whatever the types of its inputs.
+
+    In 16 bits, rounding would decide between experts with nearly equal scores. `transformers`'
+    DeepSeek-V3 and Megatron-LM's `--moe-router-dtype fp32` compute in the same way: the weight is
+    rounded as mixed precision rounds it, and converted to fp32.
+
+    Args:
+        x: [N, in].
+        weight: [out, in].
+        bias: [out], or None.
+
+    Returns:
+        [N, out].
+    """
+    if x.dtype == torch.promote_types(x.dtype, torch.float32):
+        return functional.linear(x, weight, bias)
+    wide_bias = None if bias is None else bias.detach().float()
+    outputs = functional.linear(x.detach().float(), weight.detach().float(), wide_bias)
+    return cast("Tensor", _NarrowGradients.apply(outputs, x, weight, bias))  # type: ignore[no-untyped-call]
+
+
 class _NarrowGradients(torch.autograd.Function):
-    """Gives the outputs of a linear layer in fp32 their gradients, of narrower inputs: these alone
-    are kept.
+    """Outputs of a linear layer in fp32, whose inputs have a narrower type.
+
+    Only the narrow inputs are kept for the backward pass, and gradients get their type.
     """
 
     @staticmethod
@@ -24,29 +55,7 @@ class _NarrowGradients(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> tuple[None, Tensor, Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
         gradient: Tensor = gradients[0]
-        of_x = (gradient @ weight.float()).to(x.dtype)
-        of_weight = (gradient.t() @ x.float()).to(weight.dtype)
-        of_bias = gradient.sum(dim=0).to(weight.dtype) if ctx.has_bias else None
-        return None, of_x, of_weight, of_bias
-
-
-def wide_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """[N, in] -> [N, out] in fp32 at least, whatever the type of the tokens and the weight.
-
-    A router computes so: in 16 bits near ties between experts would be decided by rounding
-    (`transformers`' DeepSeek-V3, Megatron-LM's `--moe-router-dtype fp32`). The weight is what mixed
-    precision makes of the trained one, as theirs.
-    """
-    if x.dtype == torch.promote_types(x.dtype, torch.float32):
-        return functional.linear(x, weight, bias)
-    wide_bias = None if bias is None else bias.detach().float()
-    outputs = functional.linear(x.detach().float(), weight.detach().float(), wide_bias)
-    return cast("Tensor", _NarrowGradients.apply(outputs, x, weight, bias))  # type: ignore[no-untyped-call]
-
-
-class Router(nn.Linear):
-    """The linear layer whose outputs rank a token's experts."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, D] -> [N, E] in fp32."""
-        return wide_product(x, self.weight, self.bias)
+        x_gradient = (gradient @ weight.float()).to(x.dtype)
+        weight_gradient = (gradient.t() @ x.float()).to(weight.dtype)
+        bias_gradient = gradient.sum(dim=0).to(weight.dtype) if ctx.has_bias else None
+        return None, x_gradient, weight_gradient, bias_gradient
