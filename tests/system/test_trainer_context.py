@@ -34,7 +34,7 @@ def _exchanged_bytes(ranks: int, *, heads: int, kv_heads: int, precision: str) -
     Of a slice's values a rank keeps a share. A key-value head that several ranks need is sent to
     each.
     """
-    width = small_model().head_dim
+    width = small_model().attention.head_dim
     values = SEQUENCE_LENGTH // ranks * (2 * heads + 2 * max(kv_heads, ranks)) * width
     return 2 * MICRO_BATCHES * values * BYTES[precision] * (ranks - 1) // ranks
 

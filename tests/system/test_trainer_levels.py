@@ -44,7 +44,7 @@ def _expected(
     lacking = {"parameters": 1 - 1 / p, "gradients": 1 / p - 1 / g, "optimizer": 1 / g - 1 / o}
     # A forward and a backward pass of each micro-batch use the blocks' parameters; for the others
     # it is gathered once. The optimizer's step changes them once.
-    outside = (2 * small_model().vocabulary + 1) * small_model().hidden
+    outside = (2 * small_model().embedding.vocabulary + 1) * small_model().hidden
     uses = {"parameters": (2 - outside / total) * MICRO_BATCHES, "gradients": 1, "optimizer": 1}
     reductions = {"parameters": MICRO_BATCHES, "gradients": MICRO_BATCHES, "optimizer": 1}
     gathered = {
