@@ -199,9 +199,9 @@ class PipelineLayers:
     last: LayersByKind
 
     @classmethod
-    def of(cls, counts: Sequence[tuple[stage_layers.Counts, ...]]) -> PipelineLayers:
-        """Return them of recipes that each state the counts of the three ranks."""
-        columns = np.array(counts, dtype=np.float64).transpose(1, 2, 0)
+    def of(cls, counts: Sequence[tuple[stage_layers.Counts, ...]], *, kinds: int) -> PipelineLayers:
+        """Return them of recipes that each state the counts of the three ranks, by kind."""
+        columns = np.array(counts, dtype=np.float64).reshape(-1, 3, kinds).transpose(1, 2, 0)
         first, middle, last = (tuple(column) for column in columns)
         return cls(first=first, middle=middle, last=last)
 
@@ -243,7 +243,7 @@ class Workload:
             sequence_length=number(problem.sequence_length),
             bytes_per_value=BYTES_PER_VALUE[problem.precision],
             fused_attention=problem.has_fused_attention,
-            layers=PipelineLayers.of(each(recipes, layers).tolist()),
+            layers=PipelineLayers.of(each(recipes, layers).tolist(), kinds=len(model.kinds)),
             **groups,
         )
 

@@ -273,7 +273,9 @@ def workload(
         ),
         recompute=_recompute(rows),
         states=StateRows(),
-        layers=PipelineLayers.of([_layers(row, model, split) for row in rows]),
+        layers=PipelineLayers.of(
+            [_layers(row, model, split) for row in rows], kinds=len(model.kinds)
+        ),
     )
 
 
