@@ -53,7 +53,7 @@ def recipe(**changes: Any) -> Recipe:
 
 def problem_with(**changes: Any) -> Problem:
     """Return `PROBLEM` with changes of its model."""
-    return replace(PROBLEM, model=replace(GPT_22B, **changes))
+    return replace(PROBLEM, model=GPT_22B.with_keys(**changes))
 
 
 def work(*recipes: Recipe, problem: Problem = PROBLEM) -> Workload:

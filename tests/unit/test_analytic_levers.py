@@ -13,6 +13,7 @@ import pytest
 from frontrunner.evaluators.analytic.arrays import number
 from frontrunner.evaluators.analytic.codes import CODES, DEEPSPEED, FRONTRUNNER, MEGATRON
 from frontrunner.evaluators.analytic.communication import all_to_all_s
+from frontrunner.evaluators.analytic.layer_time import layer_time
 from frontrunner.evaluators.analytic.machine import FP8_SHARES
 from frontrunner.evaluators.analytic.memory import host_memory, layer_memory, peak_memory
 from frontrunner.evaluators.analytic.operations import Product
@@ -20,7 +21,7 @@ from frontrunner.evaluators.analytic.parts import layer
 from frontrunner.evaluators.analytic.parts.setting import Setting
 from frontrunner.evaluators.analytic.pricing import HOST_ADAM_S_PER_PARAMETER
 from frontrunner.evaluators.analytic.replicas import host_transfer_s
-from frontrunner.evaluators.analytic.step import layer_time, step_time
+from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.training_code import TrainingCode
 from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.recipe import Recipe
@@ -76,7 +77,7 @@ def test_context_parallel_time_is_what_docs_engines_says(recompute: str, times: 
     tokens, heads, kv_heads, width = 2 * 2048 / 8, 64, 8, 6144 / 64
     problem = problem_with(kv_heads=4)
 
-    time = layer_time(without_latency(TORCH), work(plan, problem=problem), problem.model)
+    time = layer_time(without_latency(TORCH), work(plan, problem=problem), problem.model.layers[0])
 
     moved = times * 2 * (1 - 1 / 8) * tokens * (2 * heads + 2 * kv_heads) * width * 2
     assert time.context_parallel[0] == pytest.approx(moved / TORCH.node_bytes_per_s)
@@ -232,7 +233,7 @@ def test_quantized_messages_pass_through_memory_and_need_a_layer_more_of_it() ->
     assert waits[2] - waits[0] == pytest.approx(
         (2 + 2 + 2 + 0.5 + 0.5 * 9 / 8 + 4.5 / 8) * 1e10, rel=0.01
     )
-    assert sizes[1] - sizes[0] == pytest.approx(3 * GPT_22B.matmul_parameters_per_layer)
+    assert sizes[1] - sizes[0] == pytest.approx(3 * GPT_22B.layers[-1].matmul_parameters)
 
 
 def test_compiled_layers_move_and_keep_less() -> None:
@@ -290,10 +291,10 @@ def test_layer_time_in_8_bits_is_half_its_products_and_the_casts(
     plan = recipe(devices=8, tensor_parallel=1, micro_batch_seqs=4, compile=True)
     on_h100 = machine(H100, FRONTRUNNER)
     wide_s, narrow_s = (
-        getattr(layer_time(on_h100, work(replace(plan, fp8=word)), GPT_22B), of_pass)
+        getattr(layer_time(on_h100, work(replace(plan, fp8=word)), GPT_22B.layers[0]), of_pass)
         for word in ("none", fp8)
     )
-    tokens, hidden, inner = 4 * 2048, GPT_22B.hidden, GPT_22B.ffn_hidden
+    tokens, hidden, inner = 4 * 2048, GPT_22B.hidden, GPT_22B.feed_forward.ffn_hidden
     matrices = 4 * hidden**2 + 2 * hidden * inner
     flops = 2 * products * tokens * matrices
     saved_s = flops / (989.4e12 * 0.73) - flops / (1978.9e12 * 0.73 * FP8_SHARES[H100.device])
@@ -330,7 +331,7 @@ def test_products_may_be_in_8_bits_but_for_routers_and_torchao_s_experts(
     """
     problem = problem_with(**KINDS[kind])
     setting = Setting(work=work(recipe(), problem=problem), code=code)
-    operations = layer.operations(problem.model, setting)
+    operations = layer.operations(problem.model.layers[-1], setting)
 
     products = [operation for operation in operations if isinstance(operation, Product)]
 
@@ -352,14 +353,15 @@ def test_layer_memory_has_nothing_of_a_tiled_feed_forward_s_activation(kind: str
         layer_memory(
             engine,
             work(replace(plan, feed_forward_tiles=tiles), problem=problem),
-            problem.model,
+            problem.model.layers[-1],
         ).kept[0]
         for tiles in (1, 2)
     )
 
-    values = 4 * 2048 * GPT_22B.feed_forward.ffn_hidden / 8 * (1 if kind == "dense" else 2 + 1)
-    saved = 4 * 2048 * GPT_22B.feed_forward.ffn_hidden / 8 * (1 if kind == "dense" else 2)
-    assert whole - tiled == pytest.approx(6 * values - saved)
+    paths = 1 if kind == "dense" else 2 + 1  # two experts and the shared one
+    values = 4 * 2048 * GPT_22B.feed_forward.ffn_hidden / 8 * paths
+    # Each value of the result is one byte in place of two.
+    assert whole - tiled == pytest.approx((6 - 1) * values)
 
 
 def test_recompute_of_every_second_product_has_their_own_shapes() -> None:
@@ -372,9 +374,9 @@ def test_recompute_of_every_second_product_has_their_own_shapes() -> None:
     torchtitan = without_losses(machine(code=CODES["torchtitan"]))
     torchtitan = replace(torchtitan, memory_bytes_per_s=1e18)
 
-    again_s = layer_time(torchtitan, work(plan, problem=problem), model).recompute[0]
+    again_s = layer_time(torchtitan, work(plan, problem=problem), model.layers[0]).recompute[0]
 
-    widths = model.kv_hidden + model.hidden + model.feed_forward.ffn_hidden
+    widths = model.attention.kv_hidden + model.hidden + model.feed_forward.ffn_hidden
     flops = 2 * 2048 * model.hidden * widths
     assert again_s == pytest.approx(flops / torchtitan.matmul_flops, rel=1e-6)
 

@@ -52,7 +52,7 @@ def test_layer_memory_is_what_korthikanti_counts(sequence_parallel: bool, outsid
     model, batch, length = GPT_22B, 4, PROBLEM.sequence_length
     rows = work(recipe(sequence_parallel=sequence_parallel))
 
-    memory = layer_memory(machine(), rows, model)
+    memory = layer_memory(machine(), rows, model.layers[0])
 
     inside = (24 + 5 * model.attention.heads * length / model.hidden) / 8
     assert memory.kept[0] == pytest.approx(length * batch * model.hidden * (outside + inside))
@@ -60,7 +60,7 @@ def test_layer_memory_is_what_korthikanti_counts(sequence_parallel: bool, outsid
 
 
 def test_layer_memory_under_full_recompute_is_a_layer_s_input() -> None:
-    memory = layer_memory(machine(), work(recipe(recompute="full")), GPT_22B)
+    memory = layer_memory(machine(), work(recipe(recompute="full")), GPT_22B.layers[0])
 
     assert memory.kept[0] == pytest.approx(2 * PROBLEM.sequence_length * 4 * GPT_22B.hidden)
     assert memory.whole[0] > memory.kept[0]
@@ -176,7 +176,9 @@ def test_loss_pieces_share_their_logits() -> None:
 def test_selective_recompute_keeps_more_than_full_and_less_than_none() -> None:
     for code in (FRONTRUNNER, MEGATRON_GPT):
         none, selective, full = (
-            layer_memory(machine(code=code), work(recipe(recompute=word)), GPT_22B).kept[0]
+            layer_memory(machine(code=code), work(recipe(recompute=word)), GPT_22B.layers[0]).kept[
+                0
+            ]
             for word in ("none", "selective", "full")
         )
         assert full < selective < none
@@ -199,7 +201,9 @@ def test_selective_recompute_of_torchtitan_keeps_every_second_product(
     )
     plan = recipe(recompute="selective", compile=compiled, tensor_parallel=1, micro_batch_seqs=1)
 
-    memory = layer_memory(machine(code=CODES["torchtitan"]), work(plan, problem=llama), llama.model)
+    memory = layer_memory(
+        machine(code=CODES["torchtitan"]), work(plan, problem=llama), llama.model.layers[0]
+    )
 
     assert memory.kept[0] == pytest.approx(2 * values * PROBLEM.sequence_length)
 
@@ -236,7 +240,7 @@ def test_selective_recompute_of_an_unknown_code_is_of_what_it_can_spare() -> Non
     for problem, like in ((PROBLEM, "attention"), (FUSED, "products")):
         rows = work(recipe(recompute="selective"), problem=problem)
         unknown, known = (
-            layer_memory(machine(code=code), rows, problem.model).kept[0]
+            layer_memory(machine(code=code), rows, problem.model.layers[0]).kept[0]
             for code in (UNKNOWN, UNKNOWN.changed(activations__selective=like))
         )
         assert unknown == known
@@ -314,7 +318,7 @@ def test_eager_kernels_keep_what_lies_between_them(kernel: str, widths: float) -
     rows = work(recipe(), problem=problem)
 
     fused, eager = (
-        layer_memory(base, rows, problem.model).kept[0]
+        layer_memory(base, rows, problem.model.layers[0]).kept[0]
         for base in (machine(), with_code(machine(), **{f"kernels__{kernel}": "eager"}))
     )
 
@@ -407,7 +411,7 @@ def test_attention_keeps_the_joint_product_of_which_values_are_a_view() -> None:
 
     def widths_kept(code: TrainingCode, sequences: int) -> float:
         plan = recipe(micro_batch_seqs=sequences, accumulation=4)
-        memory = layer_memory(machine(code=code), work(plan, problem=FUSED), FUSED.model)
+        memory = layer_memory(machine(code=code), work(plan, problem=FUSED), FUSED.model.layers[0])
         tokens = PROBLEM.sequence_length * sequences
         return float(memory.kept[0] / (2 * tokens * GPT_22B.hidden / 8))
 
@@ -424,7 +428,7 @@ def test_ranks_that_are_more_than_the_key_value_heads_have_one_each() -> None:
         for heads in (1, 8, 16)
     )
 
-    head = GPT_22B.layers * 2 * 96
+    head = len(GPT_22B.layers) * 2 * 96
     tokens = 4 * PROBLEM.sequence_length
     assert one.activations == eight.activations
     assert one.parameters == eight.parameters

@@ -105,7 +105,7 @@ def test_replica_waits_have_a_message_for_each_gather_of_a_layer() -> None:
     plan = recipe(
         tensor_parallel=1, micro_batch_seqs=1, accumulation=1, sharding=Sharding.named("zero-3", 64)
     )
-    ten_layers = 10 * weights(GPT_22B, work(plan)).on_rank(work(plan))[0]
+    ten_layers = 10 * weights(GPT_22B.layers[0], work(plan)).on_rank(work(plan))[0]
 
     by_matrix = with_code(machine(), replicas__gathers_per_layer=4.0)
 
@@ -184,7 +184,7 @@ def test_split_layers_is_by_layers_by_cost_with_the_head_or_by_modules(
     even: tuple[int, int, int],
     modules: tuple[int, int, int],
 ) -> None:
-    model = replace(GPT_22B, layers=layers)
+    model = GPT_22B.with_keys(layers=layers)
     found = {}
     for split in get_args(LayerSplit):
         ranks_of_split = by_kind(split_layers(split, layers, ranks, heads), model)

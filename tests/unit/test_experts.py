@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from frontrunner.evaluators.analytic.advice import layouts
 from frontrunner.evaluators.analytic.arrays import Rows
 from frontrunner.evaluators.analytic.codes import FRONTRUNNER
 from frontrunner.evaluators.analytic.estimates import plan
-from frontrunner.evaluators.analytic.kernels import Pass
+from frontrunner.evaluators.analytic.layer_time import LayerTime, layer_time
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import layer_memory, memory_of_ranks
 from frontrunner.evaluators.analytic.operations import (
@@ -27,8 +27,8 @@ from frontrunner.evaluators.analytic.operations import (
 from frontrunner.evaluators.analytic.parts import layer as layer_part
 from frontrunner.evaluators.analytic.parts import mixture
 from frontrunner.evaluators.analytic.parts.setting import Setting
-from frontrunner.evaluators.analytic.pricing import memory_passes_s, products_s
-from frontrunner.evaluators.analytic.step import LayerTime, layer_time, step_time
+from frontrunner.evaluators.analytic.pricing import priced
+from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.training_code import TrainingCode
 from frontrunner.evaluators.analytic.workload import Workload
 from frontrunner.evaluators.runs.measure import measured_steps
@@ -76,6 +76,8 @@ DEEPSEEK_V2_LITE = DEEPSEEK_V2.with_keys(
     dense_ffn_hidden=10944, router_groups=1, router_groups_kept=1,
 )  # fmt: skip
 ZERO_1, ZERO_3 = Sharding(optimizer=64), Sharding(parameters=64, gradients=64, optimizer=64)
+Pass = Literal["forward", "backward", "kept"]
+"""What a kernel's bytes are of."""
 OURS = without_latency(Machine.of(A100, "bf16", FRONTRUNNER))
 
 
@@ -105,7 +107,7 @@ def last_layer(base: Machine, rows: Workload) -> LayerTime:
 def bytes_per_token(code: TrainingCode, rows: Workload, of: Pass) -> float:
     """Return the bytes that a layer's kernels outside products move, or keep, for each token."""
     total = 0.0
-    for operation in layer_part.operations(rows.model, Setting(work=rows, code=code)):
+    for operation in layer_part.operations(rows.model.layers[-1], Setting(work=rows, code=code)):
         if isinstance(operation, Elementwise):
             _, eager = code.kernels.bytes_of(operation.kernel)
             total += float(operation.values[0] * getattr(eager, of))
@@ -576,7 +578,7 @@ def test_imbalance_of_a_router_is_less_the_more_experts_a_rank_holds() -> None:
     def uneven(problem: Any, stated: float | None = None) -> Rows:
         rows = work(*plans, problem=problem)
         setting = Setting(work=rows, code=FRONTRUNNER, rank_imbalance=stated)
-        return mixture.imbalance(problem.model, setting)
+        return mixture.imbalance(problem.model.mixture, setting)
 
     # Of 8 normals the largest is 1.424 deviations above the mean, of 2 it is 1 over the root of pi.
     expected = [1, 1 + 0.26 / 2 / math.pi**0.5, 1 + 0.26 * 1.424]
@@ -630,7 +632,9 @@ def test_gate_that_is_clamped_before_its_kernel_passes_over_its_inputs_again() -
 def test_layer_memory_has_no_results_of_experts_that_the_gate_weighed() -> None:
     rows = work(recipe(**ON_A_NODE), problem=of_experts())
     after, before = (
-        layer_memory(with_code(OURS, kernels__weighs_in_gate=weighs), rows, rows.model).kept
+        layer_memory(
+            with_code(OURS, kernels__weighs_in_gate=weighs), rows, rows.model.layers[-1]
+        ).kept
         for weighs in (False, True)
     )
     # Of two experts, in 16 bits.
@@ -641,7 +645,7 @@ def test_permutation_on_ranks_that_share_each_expert_holds_the_results_of_all_of
     """Half of what it moves are a rank's own rows, half what four ranks find for theirs."""
     plans = (recipe(**ON_A_NODE, expert_tensor_parallel=ways) for ways in (1, 4))
     rows = work(*plans, problem=of_experts())
-    operations = mixture.operations(rows.model, Setting(work=rows, code=FRONTRUNNER))
+    operations = mixture.operations(rows.model.mixture, Setting(work=rows, code=FRONTRUNNER))
     (values,) = (
         operation.values
         for operation in operations
@@ -706,7 +710,7 @@ def test_products_that_add_to_gradients_save_passes_over_them() -> None:
     rows = work(recipe(**ON_A_NODE | {"accumulation": 4}), problem=of_experts())
     fusing = with_code(OURS, products__fuses_accumulation=True)
     apart_s, fused_s = (last_layer(base, rows).backward[0] for base in (OURS, fusing))
-    moved = MIXTRAL.matmul_parameters_per_layer * (2 + 2 * 4)
+    moved = MIXTRAL.layers[-1].matmul_parameters * (2 + 2 * 4)
     # They are a little slower for it.
     assert 0.75 < (apart_s - fused_s) / (moved / OURS.memory_bytes_per_s) < 1
 
@@ -741,16 +745,16 @@ def test_pipeline_layers_are_of_the_kinds_that_each_rank_has() -> None:
     )
     assert mixed == [[1, 2], [4, 4], [3, 3]]
     assert dense == [[3, 2], [0, 0], [0, 0]]
-    table = DEEPSEEK_V3.padded_vocabulary * DEEPSEEK_V3.hidden
+    table = DEEPSEEK_V3.embedding.padded_vocabulary * DEEPSEEK_V3.hidden
     (_, of_dense), (_, of_mixed) = DEEPSEEK_V3.kinds
-    counts = 3 * of_dense.matmul_parameters_per_layer + of_mixed.matmul_parameters_per_layer + table
+    counts = 3 * of_dense.matmul_parameters + of_mixed.matmul_parameters + table
     assert memory_of_ranks(OURS, of)[0].parameters[0] == pytest.approx(2 * counts, rel=1e-3)
 
 
 def test_step_time_of_two_kinds_of_layers_is_that_of_each() -> None:
     """Seconds of three layers, one without experts: those of its kind and of two of the other."""
     three = DEEPSEEK_V3.with_keys(layers=3, dense_layers=1)
-    kinds = [three, *(replace(kind, layers=3) for _, kind in three.kinds)]
+    kinds = [three, *(replace(three, layers=(kind,) * 3) for _, kind in three.kinds)]
     plan = recipe(**SHORT | {"accumulation": 1, "devices": 1})
     both_s, dense_s, mixed_s = (
         step_time(OURS, work(plan, problem=replace(PROBLEM, model=kind, precision="bf16"))).compute[
@@ -773,13 +777,13 @@ def test_layer_time_of_latent_attention_is_that_of_its_products() -> None:
         efficiencies=replace(ideal.efficiencies, fused_attention_forward=1.0),
         attention_scale=1.0,
     )
-    dense = DEEPSEEK_V3.kinds[0][1]
+    dense = DEEPSEEK_V3.layers[0]
     plan = recipe(tensor_parallel=1, micro_batch_seqs=1, accumulation=1, devices=1)
-    rows = work(plan, problem=replace(PROBLEM, model=dense))
-    flops = dense.layer_flops_per_token(PROBLEM.sequence_length)
-    halved = flops - dense.attention_flops_per_token(PROBLEM.sequence_length) / 2
+    rows = work(plan, problem=replace(PROBLEM, model=DEEPSEEK_V3))
+    flops = dense.flops_per_token(PROBLEM.sequence_length)
+    halved = flops - dense.attention.flops_per_token(PROBLEM.sequence_length) / 2
     expected = halved * PROBLEM.sequence_length / fast.matmul_flops
-    assert last_layer(fast, rows).forward[0] == pytest.approx(expected, rel=1e-6)
+    assert layer_time(fast, rows, dense).forward[0] == pytest.approx(expected, rel=1e-6)
 
 
 def test_memory_of_ranks_that_share_experts_is_less() -> None:
@@ -833,20 +837,20 @@ def test_log_bounds_of_experts_are_wider_and_more_so_where_a_router_deals() -> N
 
 def router_s(base: Machine, rows: Workload) -> tuple[float, float]:
     """Return the seconds of a router's product and conversions, forward and backward."""
-    experts, setting = rows.model.experts, Setting(work=rows, code=base.code)
+    experts, setting = rows.model.mixture.experts, Setting(work=rows, code=base.code)
     router = [
         operation
-        for operation in mixture.operations(rows.model, setting)
+        for operation in mixture.operations(rows.model.mixture, setting)
         if isinstance(operation, MemoryPass)
         or (isinstance(operation, Product) and operation.outputs == (experts,))
     ]
-    time = products_s(base, rows, router) + memory_passes_s(base, router)
+    time = priced(base, rows, router, Product) + priced(base, rows, router, MemoryPass)
     return time.forward[0], time.backward[0]
 
 
 def test_router_takes_the_rate_of_fp32_and_the_conversions() -> None:
     """A sixteenth of bf16's where the cluster states no rate in fp32; in fp32 nothing changes."""
-    problem = replace(of_experts(), model=DEEPSEEK_V3.kinds[-1][1])
+    problem = replace(of_experts(), model=DEEPSEEK_V3)
     rows = work(recipe(tensor_parallel=1), problem=problem)
     stated = replace(A100, peak_tflops=replace(A100.peak_tflops, fp32=40.0))
     flops = 2 * rows.tokens[0] * 7168 * 256

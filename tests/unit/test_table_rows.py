@@ -127,7 +127,7 @@ def models_of(table: Path) -> list[Model]:
 
 def assert_same_workload(one: Workload, other: Workload) -> None:
     """Check that every column is the same, and that the formulas say the same of both models."""
-    for group in ("degrees", "sharding", "schedule", "choices", "states", "layers"):
+    for group in ("degrees", "sharding", "schedule", "choices", "recompute", "states", "layers"):
         columns, others = vars(getattr(one, group)), vars(getattr(other, group))
         for name in columns:
             assert np.array_equal(columns[name], others[name]), f"{group}.{name}"
@@ -170,7 +170,8 @@ def test_workload_of_rows_with_more_ranks_than_key_value_heads_is_that_of_their_
     own = Workload.of([problem.rows[0].recipe], problem.problem)
     assert_same_workload(sample.work, own)
     model = own.model
-    matrices = model.ffn_matrices * model.ffn_hidden + 2 * model.hidden + 2 * 8 * model.head_dim
+    feed_forward = model.feed_forward.matrices * model.feed_forward.ffn_hidden
+    matrices = feed_forward + 2 * model.hidden + 2 * 8 * model.attention.head_dim
     assert held_by_rank(own) == model.hidden * matrices / 8
 
 
@@ -312,8 +313,9 @@ def test_the_activation_that_a_row_states_is_the_model_s_whatever_its_name(
     )
     ((_, sample),) = tables.read(tmp_path / "rows.csv").parts
     own = Workload.of([one.recipe for one in problem.rows], problem.problem)
-    assert sample.work.model.ffn_matrices == own.model.ffn_matrices == matrices
-    assert sample.work.model.positions == own.model.positions
+    of_row = sample.work.model
+    assert of_row.feed_forward.matrices == own.model.feed_forward.matrices == matrices
+    assert of_row.embedding.positions == own.model.embedding.positions
 
 
 def test_a_stated_activation_is_stronger_than_a_preset_s(tmp_path: Path) -> None:
@@ -329,7 +331,7 @@ def test_a_stated_activation_is_stronger_than_a_preset_s(tmp_path: Path) -> None
     for stated, expected in (("", True), ("swiglu_clamped", True), ("swiglu", False)):
         path = write_table(tmp_path / "rows.csv", row(**shape | {"activation": stated}))
         ((_, sample),) = tables.read(path).parts
-        assert (sample.work.model.activation == "swiglu_clamped") == expected
+        assert (sample.work.model.feed_forward.activation == "swiglu_clamped") == expected
 
 
 def test_rows_of_another_activation_are_another_problem(tmp_path: Path) -> None:
@@ -495,7 +497,7 @@ def test_the_kernel_that_a_row_names_is_a_trait_of_its_code(
     }
     (problem,) = read(tmp_path, row(attention_kernel=kernel, **named)).problems
     code = coded(problem.problem.software)
-    assert problem.problem.model.attention == attention
+    assert problem.problem.model.attention.kernel == attention
     assert (code.kernels.softmax, code.kernels.flash, code.kernels.norm) == traits
 
 
@@ -644,8 +646,8 @@ def test_heads_are_as_wide_as_those_of_a_preset_of_the_same_shape(tmp_path: Path
     of_preset |= {"vocab": 151936, "ffn_hidden": 6144, "model": "m"}
     rows = (row(**of_preset), row(**of_preset | {"expert_ffn_hidden": 512}))
     models = models_of(write_table(tmp_path / "rows.csv", *rows))
-    assert [model.q_hidden for model in models] == [32 * 128, 2048]
-    assert [model.kv_hidden for model in models] == [4 * 128, 4 * 64]
+    assert [model.attention.q_hidden for model in models] == [32 * 128, 2048]
+    assert [model.attention.kv_hidden for model in models] == [4 * 128, 4 * 64]
 
 
 def test_a_row_has_the_kernels_of_a_preset_of_the_same_shape(tmp_path: Path) -> None:
@@ -660,8 +662,8 @@ def test_a_row_has_the_kernels_of_a_preset_of_the_same_shape(tmp_path: Path) -> 
     gpt_oss |= {"vocab": 201088, "ffn_hidden": 2880, "model": "gpt-oss-20b"}
     rows = (row(**gpt_oss), row(**gpt_oss | {"heads": 60, "kv_heads": 4}))
     models = models_of(write_table(tmp_path / "rows.csv", *rows))
-    assert [model.activation for model in models] == ["swiglu_clamped", "swiglu"]
-    assert [model.biases for model in models] == ["all", "none"]
+    assert [model.feed_forward.activation for model in models] == ["swiglu_clamped", "swiglu"]
+    assert [model.attention.biases for model in models] == ["all", "none"]
 
 
 @pytest.mark.parametrize(
@@ -680,7 +682,7 @@ def test_how_a_row_s_tokens_are_routed(
     (problem,) = read(tmp_path, row(**MIXTURE, routing=routing, framework=framework)).problems
     assert problem.problem.model.mixture.routing == deals
     ((_, sample),) = tables.read(tmp_path / "rows.csv").parts
-    assert (mixture.deviation(sample.work.model) > 0) == (deals == "learned")
+    assert (mixture.deviation(sample.work.model.mixture) > 0) == (deals == "learned")
 
 
 def times(label: int, **by_size: float) -> list[dict[str, Any]]:
