@@ -19,10 +19,11 @@ from frontrunner.evaluators.analytic.memory import host_memory, layer_memory, pe
 from frontrunner.evaluators.analytic.operations import Product
 from frontrunner.evaluators.analytic.parts import layer
 from frontrunner.evaluators.analytic.parts.setting import Setting
-from frontrunner.evaluators.analytic.pricing import HOST_ADAM_S_PER_PARAMETER
+from frontrunner.evaluators.analytic.pricing import EXPERT_START_S, HOST_ADAM_S_PER_PARAMETER
 from frontrunner.evaluators.analytic.replicas import host_transfer_s
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.training_code import TrainingCode
+from frontrunner.evaluators.analytic.workload import RecomputeRows, Workload
 from frontrunner.spaces.cluster import ByPrecision
 from frontrunner.spaces.recipe import Recipe
 from frontrunner.spaces.sharding import Sharding
@@ -379,6 +380,87 @@ def test_recompute_of_every_second_product_has_their_own_shapes() -> None:
     widths = model.attention.kv_hidden + model.hidden + model.feed_forward.ffn_hidden
     flops = 2 * 2048 * model.hidden * widths
     assert again_s == pytest.approx(flops / torchtitan.matmul_flops, rel=1e-6)
+
+
+def recomputing(part: str, rows: Workload) -> Workload:
+    """Return the recipes with one named part recomputed."""
+    return replace(rows, recompute=RecomputeRows(**{part: np.array([True])}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "dropped", "multiplied", "moved", "starts"),
+    [
+        # The outputs of two norms; each norm moves 4 bytes a value.
+        ("dense", "norms", 2 * 2 * 6144, 0, 2 * 4 * 6144, 0),
+        ("experts", "norms", 2 * 2 * 6144, 0, 2 * 4 * 6144, 0),
+        # Scores of 64 heads and 2,048 positions; products of queries and values with them.
+        ("dense", "attention", 4 * 64 * 2048, 2 * 6144 * 2048, 8 * 64 * 2048, 0),
+        # A gate's result, of two experts and the shared one; eager, a gate moves 10 bytes.
+        ("experts", "activation", 3 * 2 * 24576, 0, 3 * 10 * 24576, 0),
+        ("dense", "activation", 0, 0, 0, 0),
+        # All that an eager gate keeps, and three matrices.
+        ("dense", "dense", 8 * 24576, 3 * 6144 * 24576, 10 * 24576, 0),
+        ("experts", "dense", 0, 0, 0, 0),
+        # Besides, rows that are permuted, and the router. Two products of 8 experts start.
+        (
+            "experts",
+            "experts",
+            3 * 8 * 24576 + 2 * 4 * 6144,
+            3 * 3 * 6144 * 24576 + 6144 * 8,
+            3 * 10 * 24576 + 2 * 14 * 6144,
+            2 * 7,
+        ),
+        ("dense", "experts", 0, 0, 0, 0),
+        # Queries, keys and values of 64 heads, the latter padded to 96 + 64. Queries, keys and
+        # values are made from their latent vectors, reshaped (4 bytes, values not padded), and
+        # queries and the shared key are rotated in fp32.
+        (
+            "latent",
+            "latents",
+            3 * 2 * 64 * 160,
+            1536 * 64 * 160 + 512 * 64 * (96 + 96),
+            4 * 64 * (160 + (160 + 96) / 2) + 48 * (64 + 1) * 64,
+            0,
+        ),
+        ("dense", "latents", 0, 0, 0, 0),
+    ],
+)
+def test_named_part_is_dropped_and_runs_again(
+    kind: str, part: str, dropped: float, multiplied: float, moved: float, starts: int
+) -> None:
+    """By hand, for each of 2,048 tokens: the bytes that are dropped, and the multiplications and
+    moved bytes that run again.
+    """
+    ideal = without_losses(machine(code=FRONTRUNNER.changed(experts__widens_router=False)))
+    plain = {"elementwise": 1.0, "scores": 1.0}
+    ideal = replace(
+        ideal, memory_bytes_per_s=1e15, efficiencies=replace(ideal.efficiencies, **plain)
+    )
+    problem = problem_with(activation="swiglu", **KINDS[kind])
+    kept_all = work(recipe(devices=1, tensor_parallel=1, micro_batch_seqs=1), problem=problem)
+    rows = recomputing(part, kept_all)
+    last = problem.model.layers[-1]
+
+    before, after = (layer_memory(ideal, one, last) for one in (kept_all, rows))
+    again_s = layer_time(ideal, rows, last).recompute[0]
+
+    assert after.whole == before.whole
+    assert before.kept[0] - after.kept[0] == pytest.approx(2048 * dropped)
+    expected_s = 2048 * (2 * multiplied / ideal.matmul_flops + moved / 1e15)
+    assert again_s == pytest.approx(expected_s + starts * EXPERT_START_S, rel=1e-6)
+
+
+def test_tensor_parallel_time_of_a_recomputed_feed_forward_part_has_its_sum_again() -> None:
+    """Attention and feed-forward part each have a sum in both passes: five for four."""
+    problem = problem_with(activation="swiglu")
+    rows = work(recipe(devices=8), problem=problem)
+
+    before, after = (
+        layer_time(TORCH, one, problem.model.layers[0]).tensor_parallel
+        for one in (rows, recomputing("dense", rows))
+    )
+
+    assert after == pytest.approx(5 / 4 * before)
 
 
 def test_host_memory_counts_what_each_kind_of_layer_keeps() -> None:

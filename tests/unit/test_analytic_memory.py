@@ -87,6 +87,31 @@ def test_peak_memory_of_states_shrinks_as_zero_says(name: str, bytes_per_paramet
     assert states == pytest.approx(bytes_per_parameter * parameters, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "bytes_per_parameter", "is_sharded"),
+    [("none", 8.0, False), ("zero-3", 12 / 64, True), ("hybrid-8", 12 / 8, True)],
+)
+def test_sharded_fp32_parameters_are_counted_once(
+    name: str, bytes_per_parameter: float, is_sharded: bool
+) -> None:
+    """FSDP2 has two moments and an fp32 value of each parameter on one rank, and two gathered
+    layers. Without sharding the fp32 values are the parameters of the computation.
+    """
+    in_fp32 = replace(PROBLEM, precision="fp32")
+    plan = recipe(
+        tensor_parallel=1, micro_batch_seqs=1, accumulation=1, sharding=Sharding.named(name, 64)
+    )
+
+    told = peak_memory(machine(code=FRONTRUNNER), work(plan, problem=in_fp32))
+
+    model = GPT_22B
+    norms = 2 * len(model.layers) * model.hidden
+    count = model.matmul_parameters + model.embedding.padded_vocabulary * model.hidden + norms
+    whole = 2 * model.layers[0].matmul_parameters if is_sharded else count
+    assert told.optimizer[0] == pytest.approx(bytes_per_parameter * count)
+    assert told.parameters[0] == pytest.approx(4 * whole)
+
+
 def test_first_rank_of_a_pipeline_holds_a_micro_batch_for_each_rank() -> None:
     shared = {"tensor_parallel": 8, "pipeline_parallel": 8, "micro_batch_seqs": 1}
     plain, all_kept, looped = (

@@ -226,6 +226,25 @@ def test_replica_waits_are_the_messages_of_each_sharding(
     assert told == pytest.approx((gathers + scatters + reduces + published) * one, rel=0.01)
 
 
+def test_replica_waits_of_hybrid_sharding_sum_copies_at_each_micro_batch_if_told_to() -> None:
+    """By hand: of 64 ranks 8 of a node share each shard, and an all-reduce over the 8 nodes sums an
+    eighth of the gradients: four times in place of once.
+    """
+    found = without_latency(machine())
+    plan = recipe(
+        tensor_parallel=1,
+        micro_batch_seqs=1,
+        accumulation=4,
+        sharding=Sharding.named("hybrid-8", 64),
+    )
+    rows = work(plan, replace(plan, gradient_sync="each"))
+
+    last, each = replica_waits_s(found, rows, 1e10)
+
+    one = 2 * 7 / 8 * 2e10 / 8 / (25e9 * found.efficiencies.network_links)
+    assert each - last == pytest.approx((4 - 1) * one, rel=0.01)
+
+
 def test_data_parallel_time_of_three_levels_keeps_off_the_network() -> None:
     """Parameters over pairs and gradients over nodes: ZeRO-3 over 64 devices waits longer (arXiv
     2501.04266).

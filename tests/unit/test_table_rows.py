@@ -398,6 +398,34 @@ def test_a_row_that_cannot_be_used_is_counted(
 
 
 @pytest.mark.parametrize(
+    ("modules", "parts"),
+    [
+        ("core_attn", {"attention"}),
+        ("mla_up_proj", {"latents"}),
+        ("layernorm", {"norms"}),
+        ("moe_act", {"activation"}),
+        ("mlp", {"dense"}),
+        ("moe", {"experts"}),
+        ("moe_act layernorm", {"activation", "norms"}),
+        ("", {"selective"}),
+    ],
+)
+def test_modules_that_a_row_recomputes_are_named_parts(
+    tmp_path: Path, modules: str, parts: set[str]
+) -> None:
+    path = write_table(tmp_path / "rows.csv", row(recompute="selective", recompute_modules=modules))
+    ((_, sample),) = tables.read(path).parts
+    recomputed = {name for name, flags in vars(sample.work.recompute).items() if flags.all()}
+    assert recomputed == parts
+
+
+def test_row_that_recomputes_unknown_modules_is_refused(tmp_path: Path) -> None:
+    modules = "shared_experts core_attn router"
+    path = write_table(tmp_path / "rows.csv", row(recompute="selective", recompute_modules=modules))
+    assert tables.read(path).refused == {"recompute of router, shared_experts is not modeled": 1}
+
+
+@pytest.mark.parametrize(
     ("status", "kind"),
     [
         ("oom", FailureKind.OUT_OF_MEMORY),
