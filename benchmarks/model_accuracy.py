@@ -52,8 +52,8 @@ from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.memory import peak_memory
 from frontrunner.evaluators.analytic.step import step_time
 from frontrunner.evaluators.analytic.workload import (
-    Degrees,
     LayerChoices,
+    ParallelDegrees,
     PipelineLayers,
     RecomputeRows,
     ScheduleRows,
@@ -89,7 +89,7 @@ def recipes_per_second() -> float:
         sequence_length=np.array([2048.0]),
         bytes_per_value=2.0,
         fused_attention=True,
-        degrees=Degrees(tensor=ways, pipeline=ranks, data=replicas),
+        degrees=ParallelDegrees(tensor=ways, pipeline=ranks, data=replicas),
         sharding=ShardingRows(
             parameters=np.where(yes, replicas, 1),
             gradients=np.where(yes, replicas, 1),

@@ -11,7 +11,7 @@ from frontrunner.evaluators.analytic import communication, pricing, replicas
 from frontrunner.evaluators.analytic.arrays import Rows, Sum
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.operations import (
-    Attention,
+    AttentionCore,
     ContextExchange,
     Elementwise,
     ExpertDispatch,
@@ -66,7 +66,7 @@ def layer_time(machine: Machine, work: Workload, layer: Layer) -> LayerTime:
     operations = list(layer_part.operations(layer, setting))
     products, attention, elementwise, moved = (
         pricing.priced(machine, work, operations, kind)
-        for kind in (Product, Attention, Elementwise, MemoryPass)
+        for kind in (Product, AttentionCore, Elementwise, MemoryPass)
     )
     elementwise = elementwise + pricing.starts_s(machine, work)
     computed = products + attention + elementwise + moved

@@ -15,7 +15,7 @@ from frontrunner.evaluators.analytic.arrays import Flags, Rows, Sum
 from frontrunner.evaluators.analytic.codes import KNOWN
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.operations import (
-    Attention,
+    AttentionCore,
     Elementwise,
     ExpertDispatch,
     Kept,
@@ -362,7 +362,7 @@ def _products_of(machine: Machine, work: Workload, operations: Sequence[Operatio
                     kept = kept + (0.0 if is_alternate and is_dropped else output)
                 needless = work.choices.compile & operation.is_last
                 values = values + np.where(needless, 0.0, kept)
-            case Attention():
+            case AttentionCore():
                 values = values + operation.result_values
             case ExpertDispatch():
                 values = values + operation.received_values
@@ -397,7 +397,7 @@ def _memory_of(machine: Machine, work: Workload, kinds: Sequence[_Kind], rank: _
         machine.code.replicas.holds_only_masters & (sharding.parameters > 1)
     )
     state_bytes = 2 * states.bytes_per_optimizer_state + np.where(has_masters, 4.0, 0.0)
-    counts = _Counts(
+    counts = _ParameterCounts(
         parameters=_parameters(machine, work, kinds, rank, sharding.parameters),
         gradients=_parameters(machine, work, kinds, rank, sharding.gradients),
         optimizer=_parameters(machine, work, kinds, rank, sharding.optimizer),
@@ -426,7 +426,7 @@ def _memory_of(machine: Machine, work: Workload, kinds: Sequence[_Kind], rank: _
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Counts:
+class _ParameterCounts:
     """Parameters of a rank before sharding: all of them, counted for each kind of sharding, and
     those of one layer.
     """
@@ -524,7 +524,7 @@ def _gathered(machine: Machine, work: Workload) -> Rows:
     return np.where(work.sequence_shards > 1, whole * tensors, 0.0)
 
 
-def _computed_with(machine: Machine, work: Workload, counts: _Counts, rank: _Rank) -> Rows:
+def _computed_with(machine: Machine, work: Workload, counts: _ParameterCounts, rank: _Rank) -> Rows:
     """Return the bytes of parameters in the computation's type."""
     policy, sharding, count = machine.code.replicas, work.sharding, counts.parameters
     on_host = work.states.parameters_on_host
@@ -548,7 +548,7 @@ def _computed_with(machine: Machine, work: Workload, counts: _Counts, rank: _Ran
 
 
 def _gradients(
-    machine: Machine, work: Workload, counts: _Counts, rank: _Rank, *, freed: Rows
+    machine: Machine, work: Workload, counts: _ParameterCounts, rank: _Rank, *, freed: Rows
 ) -> Rows:
     """Return the bytes of gradients at the peak, with the buffers that reduce them.
 
@@ -573,7 +573,7 @@ def _gradients(
     return np.where(is_after, np.maximum(later - freed, 0.0), held + reducing)
 
 
-def _reducing(machine: Machine, work: Workload, counts: _Counts, rank: _Rank) -> Rows:
+def _reducing(machine: Machine, work: Workload, counts: _ParameterCounts, rank: _Rank) -> Rows:
     """Return what gradients need beyond those that are kept while they are reduced: a layer's, a
     bucket, or a head's.
 

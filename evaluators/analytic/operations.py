@@ -94,7 +94,7 @@ class MemoryPass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
+class AttentionCore:
     """Scores of queries and keys, softmax, and the product with the values.
 
     `pairs` are tokens of the micro-batch * sequence length / tensor-parallel ranks, for one head.
@@ -177,7 +177,7 @@ class HostWork:
     collectives: Rows | float = 0.0
 
 
-Timed = Product | Elementwise | MemoryPass | Attention
+Timed = Product | Elementwise | MemoryPass | AttentionCore
 """Operations that compute."""
 Operation = Timed | Kept | TensorReduction | ContextExchange | ExpertDispatch | HostWork
 

@@ -13,7 +13,7 @@ from frontrunner.evaluators.analytic.arrays import Flags, Rows, Sum
 from frontrunner.evaluators.analytic.communication import ring_s
 from frontrunner.evaluators.analytic.machine import Machine
 from frontrunner.evaluators.analytic.operations import (
-    Attention,
+    AttentionCore,
     Elementwise,
     MemoryPass,
     Operation,
@@ -149,7 +149,7 @@ def price(machine: Machine, work: Workload, operation: Timed) -> Passes:
     match operation:
         case Product():
             return product_s(machine, work, operation)
-        case Attention():
+        case AttentionCore():
             return attention_s(machine, work, operation)
         case Elementwise():
             return elementwise_s(machine, work, operation)
@@ -225,7 +225,7 @@ def _casts_s(machine: Machine, work: Workload, product: Product) -> Passes:
     return Passes(forward=forward, backward=backward)
 
 
-def attention_s(machine: Machine, work: Workload, attention: Attention) -> Passes:
+def attention_s(machine: Machine, work: Workload, attention: AttentionCore) -> Passes:
     """Return the time of attention: one kernel (arXiv 2307.08691), or one each for scores, softmax
     and the product with the values.
     """

@@ -44,7 +44,7 @@ _no: Callable[[], Any] = functools.partial(np.array, [False])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Degrees:
+class ParallelDegrees:
     """Ranks that share the work, by form of parallelism. `rank_order` is an index into
     `RANK_ORDERS`.
     """
@@ -217,7 +217,7 @@ class Workload:
     """Of parameters and activations in the computation's type."""
     fused_attention: bool
     """Whether attention is one kernel."""
-    degrees: Degrees
+    degrees: ParallelDegrees
     sharding: ShardingRows
     schedule: ScheduleRows
     choices: LayerChoices
@@ -301,7 +301,7 @@ def _recomputes(part: str, recipe: Recipe) -> bool:
 
 
 _GROUPS: Mapping[str, type] = {
-    "degrees": Degrees,
+    "degrees": ParallelDegrees,
     "sharding": ShardingRows,
     "schedule": ScheduleRows,
     "choices": LayerChoices,

@@ -25,8 +25,8 @@ from frontrunner.evaluators.analytic.workload import (
     BYTES_PER_VALUE,
     FP8_SCALINGS,
     NAMED_PARTS,
-    Degrees,
     LayerChoices,
+    ParallelDegrees,
     PipelineLayers,
     RecomputeRows,
     ScheduleRows,
@@ -247,7 +247,7 @@ def workload(
         sequence_length=column("seq"),
         bytes_per_value=BYTES_PER_VALUE.get(precision, 2.0),
         fused_attention=is_fused(first),
-        degrees=Degrees(
+        degrees=ParallelDegrees(
             tensor=of_recipes["tensor_parallel"],
             pipeline=of_recipes["pipeline_parallel"],
             data=column("dp"),

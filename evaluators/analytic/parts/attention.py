@@ -14,7 +14,7 @@ from frontrunner.evaluators.analytic.arrays import Flags, Rows
 from frontrunner.evaluators.analytic.kernels import ElementwiseKernel
 from frontrunner.evaluators.analytic.operations import (
     NONE,
-    Attention,
+    AttentionCore,
     ContextExchange,
     Elementwise,
     HostWork,
@@ -26,8 +26,7 @@ from frontrunner.evaluators.analytic.operations import (
 )
 from frontrunner.evaluators.analytic.parts.setting import Setting
 from frontrunner.evaluators.analytic.workload import Workload
-from frontrunner.spaces.model.attention import Attention as AnyAttention
-from frontrunner.spaces.model.attention import GroupedAttention, LatentAttention
+from frontrunner.spaces.model.attention import Attention, GroupedAttention, LatentAttention
 
 UNFUSED_HOST_SHARE = 0.2
 """What an unfused softmax adds to the host's work for a layer: four kernels beside 15 in the
@@ -104,9 +103,7 @@ def keys_width(part: GroupedAttention, work: Workload) -> Rows:
     return np.maximum(part.kv_heads, work.degrees.tensor) * part.head_dim
 
 
-def after_projections(
-    part: AnyAttention, setting: Setting, widths: HeadWidths
-) -> Iterator[Operation]:
+def after_projections(part: Attention, setting: Setting, widths: HeadWidths) -> Iterator[Operation]:
     """Yield what follows the products that make queries, keys and values: rotation, scores, softmax
     and the product with the values, the output projection, and the sum over tensor-parallel ranks.
     """
@@ -130,7 +127,7 @@ def after_projections(
     yield TensorReduction(bytes=setting.block_result_bytes())
 
 
-def lacks_fused_softmax(part: AnyAttention, setting: Setting) -> Flags:
+def lacks_fused_softmax(part: Attention, setting: Setting) -> Flags:
     """Return the recipes whose unfused attention has a number of heads on which the code's fused
     softmax does not run.
     """
@@ -142,7 +139,7 @@ def lacks_fused_softmax(part: AnyAttention, setting: Setting) -> Flags:
     return lacks
 
 
-def _rotation(part: AnyAttention, setting: Setting, widths: HeadWidths) -> Iterator[Operation]:
+def _rotation(part: Attention, setting: Setting, widths: HeadWidths) -> Iterator[Operation]:
     work = setting.work
     # Fused rotations may serve neither YaRN's, which scale as well, nor latent attention's.
     is_stretched = part.rotary is not None and part.rotary.is_stretched
@@ -161,7 +158,7 @@ def _rotation(part: AnyAttention, setting: Setting, widths: HeadWidths) -> Itera
         )
 
 
-def _scores(part: AnyAttention, setting: Setting, widths: HeadWidths) -> Iterator[Operation]:
+def _scores(part: Attention, setting: Setting, widths: HeadWidths) -> Iterator[Operation]:
     """Yield scores, softmax and the product with the values, and what they keep."""
     work, code = setting.work, setting.code
     ranks, tokens = work.degrees.tensor, work.tokens
@@ -169,7 +166,7 @@ def _scores(part: AnyAttention, setting: Setting, widths: HeadWidths) -> Iterato
     # Some kernels need values as wide as the queries, and return as wide a result.
     value_width = widths.queries if code.activations.pads_values else widths.result
     pairs = tokens * work.sequence_length / ranks
-    yield Attention(
+    yield AttentionCore(
         pairs=pairs,
         attended_share=work.attended_share,
         query_width=widths.queries,
@@ -185,9 +182,7 @@ def _scores(part: AnyAttention, setting: Setting, widths: HeadWidths) -> Iterato
         yield Kept(bytes=pairs * part.heads * bytes_of_score, dropped_by=frozenset({"attention"}))
 
 
-def _context_exchange(
-    part: AnyAttention, setting: Setting, widths: HeadWidths
-) -> Iterator[Operation]:
+def _context_exchange(part: Attention, setting: Setting, widths: HeadWidths) -> Iterator[Operation]:
     work = setting.work
     ranks, context = work.degrees.tensor, work.degrees.context
     if not (context > 1).any():
@@ -203,7 +198,7 @@ def _context_exchange(
     yield HostWork(collectives=np.where(context > 1, 2.0, 0.0))
 
 
-def _kept_tensors(part: AnyAttention, setting: Setting, widths: HeadWidths) -> Iterator[Kept]:
+def _kept_tensors(part: Attention, setting: Setting, widths: HeadWidths) -> Iterator[Kept]:
     """Yield queries, keys and values, and attention's result."""
     work, policy = setting.work, setting.code.activations
     bytes_of_width = work.tokens * work.bytes_per_value / work.degrees.tensor
