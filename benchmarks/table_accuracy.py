@@ -221,8 +221,9 @@ def _peaks(
 ) -> tuple[Rows, Rows]:
     """Return peaks in GiB and the deviations of their logarithms.
 
-    A row that does not state what it recomputed may have done so with nothing or with everything:
-    its peak is the geometric mean of both, and its interval holds both.
+    A row that does not state what it recomputed may have done so with nothing or with everything,
+    and its interval holds both. A stated peak is compared with that of nothing. What a device must
+    hold (`kind` None) is the geometric mean of both, so that no such row is refused for certain.
     """
     peak = peak_memory(machine, part.work)
     gib, deviation = peak.of_kind(kind) / 2**30, log_deviation(machine, part.work, peak, kind)
@@ -231,10 +232,12 @@ def _peaks(
         return gib, deviation
     work = replace(part.work, recompute=RecomputeRows(full=np.array([True])))
     least = peak_memory(machine, work).of_kind(kind) / 2**30
-    half = np.log(gib / least) / 2
+    apart = np.log(gib / least)
+    if kind is not None:
+        return gib, np.where(is_unstated, deviation + apart / NORMAL_95, deviation)
     return (
         np.where(is_unstated, np.sqrt(gib * least), gib),
-        np.where(is_unstated, deviation + half / NORMAL_95, deviation),
+        np.where(is_unstated, deviation + apart / 2 / NORMAL_95, deviation),
     )
 
 
