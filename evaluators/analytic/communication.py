@@ -1,6 +1,4 @@
-"""How long ranks wait for data: of other ranks in collectives and pipelines, and of the host's
-memory.
-"""
+"""How long ranks wait for data of other ranks, in collectives and between stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -13,13 +11,6 @@ from frontrunner.evaluators.analytic.workload import Workload
 
 LEAST_EXPOSED = 0.05
 """Share of traffic that no computation hides: nothing runs during the first and last message."""
-
-QUANTIZED_GROUP = 8000.0
-"""Parameters to one fp32 scale in int8 gathers (`target_group_size` of DeepSpeed's
-`CUDAQuantizer`).
-"""
-HALF_BYTES, SCALE_BYTES = 2.0, 4.0
-"""DeepSpeed's quantizers read and write fp16, with scales in fp32 (`csrc/quantization`)."""
 
 
 def exposed_s(traffic_s: Rows, computing_s: Rows) -> Rows:

@@ -473,11 +473,10 @@ def _activations(
         received = (chunks - rank.has_embedding) * waiting
         received = received + (chunks - rank.has_head) * accumulation
         activations = activations + np.where(is_pipeline, received * boundary, 0.0)
-    if (
-        work.model.prediction.layers
-    ):  # of each, its two norms' inputs, and what they make of them, joined
+    if further := work.model.prediction.layers:
+        # Each keeps the inputs of its two norms, and their results, joined.
         joined = np.where(rank.has_head & ~work.recompute.full, 4.0, 0.0)
-        activations = activations + in_flight * joined * work.model.prediction.layers * boundary
+        activations = activations + in_flight * joined * further * boundary
     if policy.keeps_outputs:  # those of micro-batches in flight are among their activations
         logits = accumulation * _logits(machine, work) * work.bytes_per_value
         outputs = np.where(rank.has_head, logits, waiting * chunks * boundary)

@@ -73,7 +73,7 @@ def of_ranks(recipe: Recipe, model: Model, split: LayerSplit) -> tuple[Counts, C
     head.
     """
     last = rank_of_stage(recipe, recipe.stages - 1)
-    if not _is_evenly_split(recipe, split):
+    if not _ignores_code_split(recipe, split):
         own = split_layers(split, len(model.layers), recipe.pipeline_parallel, head_layers(model))
         return ends(by_kind(own, model, last), last)
     layers = layers_of_ranks(recipe, len(model.layers))
@@ -84,15 +84,15 @@ def of_ranks(recipe: Recipe, model: Model, split: LayerSplit) -> tuple[Counts, C
 def of_stages(recipe: Recipe, model: Model, split: LayerSplit) -> list[Counts]:
     """Return the layers of each stage."""
     layers: Sequence[int] = layers_of_stages(recipe, len(model.layers))
-    if not _is_evenly_split(recipe, split):
+    if not _ignores_code_split(recipe, split):
         layers = split_layers(
             split, len(model.layers), recipe.pipeline_parallel, head_layers(model)
         )
     return by_kind(layers, model)
 
 
-def _is_evenly_split(recipe: Recipe, split: LayerSplit) -> bool:
-    """Return whether the code's own split does not apply."""
+def _ignores_code_split(recipe: Recipe, split: LayerSplit) -> bool:
+    """Return whether layers are split evenly or as the recipe states, not as the code does."""
     has_own = bool(recipe.layers_per_stage)
     return split == "even" or has_own or recipe.stages != recipe.pipeline_parallel
 

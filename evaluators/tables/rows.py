@@ -556,7 +556,11 @@ def layers_before_mtp(layers: int, stages: int, mtp_layers: int) -> tuple[int, .
 
 
 def recipe_of(row: Row, layers: int) -> Recipe:
-    """Return the recipe of a completed row; raises ValueError for an impossible one."""
+    """Return the recipe of a completed row; raises ValueError for an impossible one, and for one
+    that recomputed other parts than selective recompute of any trainer does.
+    """
+    if modules := set(row.recompute_modules.split()) - {"core_attn"}:
+        raise ValueError(f"recompute of {', '.join(sorted(modules))} alone is no choice of recipes")
     if row.pp == 1:
         row.vpp = 1.0
     row.fill(vpp=1.0)

@@ -387,6 +387,10 @@ def test_stated_parameters_decide_only_the_head_where_the_activation_is_stated(
         ({"pp": 32, "gpus": 256}, "more pipeline stages than layers"),
         ({"seq": ""}, "no seq"),
         ({"model": "b", "layers": "many", "n_params_b": ""}, "no layers and no n_params_b"),
+        (
+            {"recompute": "selective", "recompute_modules": "moe_act core_attn"},
+            "recompute of moe_act alone is no choice of recipes",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_used_is_counted(

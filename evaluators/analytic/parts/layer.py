@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 
@@ -12,21 +13,23 @@ from frontrunner.evaluators.analytic.operations import Elementwise, Operation
 from frontrunner.evaluators.analytic.parts import attention, feed_forward, latent_attention, mixture
 from frontrunner.evaluators.analytic.parts.setting import Setting
 from frontrunner.evaluators.analytic.workload import Workload
-from frontrunner.spaces.model.attention import LatentAttention
-from frontrunner.spaces.model.feed_forward import MixtureOfExperts
+from frontrunner.spaces.model.attention import GroupedAttention, LatentAttention
+from frontrunner.spaces.model.feed_forward import DenseFeedForward, MixtureOfExperts
 from frontrunner.spaces.model.layer import Layer
+
+MODULES: Mapping[type, ModuleType] = {
+    GroupedAttention: attention,
+    LatentAttention: latent_attention,
+    DenseFeedForward: feed_forward,
+    MixtureOfExperts: mixture,
+}
+"""The module with `operations` and `weights` of each kind of part."""
 
 
 def operations(layer: Layer, setting: Setting) -> Iterator[Operation]:
     """Yield the operations of a layer's forward pass."""
-    if isinstance(layer.attention, LatentAttention):
-        yield from latent_attention.operations(layer.attention, setting)
-    else:
-        yield from attention.operations(layer.attention, setting)
-    if isinstance(layer.feed_forward, MixtureOfExperts):
-        yield from mixture.operations(layer.feed_forward, setting)
-    else:
-        yield from feed_forward.operations(layer.feed_forward, setting)
+    for part in (layer.attention, layer.feed_forward):
+        yield from MODULES[type(part)].operations(part, setting)
     yield from _between_blocks(layer, setting)
 
 
@@ -71,15 +74,10 @@ class LayerWeights:
 
 def weights(layer: Layer, work: Workload) -> LayerWeights:
     """Return the parameters of a layer's matrices."""
-    if isinstance(layer.attention, LatentAttention):
-        attending = latent_attention.weights(layer.attention, work)
-    else:
-        attending = attention.weights(layer.attention, work)
-    if isinstance(layer.feed_forward, MixtureOfExperts):
-        feeding = mixture.weights(layer.feed_forward, work)
-        experts = mixture.expert_weights(layer.feed_forward)
-    else:
-        feeding, experts = feed_forward.weights(layer.feed_forward, work), 0
+    attending, feeding = (
+        MODULES[type(part)].weights(part, work) for part in (layer.attention, layer.feed_forward)
+    )
+    experts = mixture.expert_weights(layer.mixture) if layer.mixture else 0
     return LayerWeights(shared=attending + feeding, experts=experts)
 
 
