@@ -298,5 +298,17 @@ def passing(store: Store, campaign: Campaign, filters: Filters) -> frozenset[int
         one = DIMENSIONS.get(name)
         keys: tuple[str, ...] = (name,) if one is None else (one.stored, one.field)
         keys = {"sharding": (*COPIES, "sharding"), DATA_PARALLEL: COPIES}.get(name, keys)
-        met &= trials.recipes.each_recipe(keys, partial(passes, filters={name: value})) > 0
+        try:
+            passed = trials.recipes.each_recipe(keys, partial(passes, filters={name: value}))
+        except ValueError:
+            # A recipe cannot be read that could when the arrays were made, or never could.
+            with store.kept_lock:
+                store.kept.pop((campaign.id, campaign.created_at), None)
+            with store.read(campaign) as (connection, found):
+                texts = select(TrialRow.id, TrialRow.recipe_json)
+                mine = texts.where(TrialRow.campaign_id == found.id)
+                for trial_id, text in connection.execute(mine):
+                    cell(TrialRow.recipe_json, text, trial_id)  # names the damaged one
+            raise
+        met &= passed > 0
     return frozenset(trials.trial_ids[met].tolist())
